@@ -1,0 +1,492 @@
+"""Verified readings: the logits that a head's softmax received, and what made them.
+
+A reading is trusted only after two checks against the model itself, in the same forward pass:
+
+1. the softmax of the logits read reproduces the pattern that the model used;
+2. the unrotated q and k, the rotary frequencies, the scale and the soft-cap reproduce the logits.
+
+Where the host's score hook carries the pattern instead of the logits, the logits are recomputed
+from q and k, and check 1 verifies them. What cannot be verified raises ``UnverifiedReading``.
+Definition: ours.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lenprobe.hosts import Geometry, Host, untouched
+from lenprobe.hosts import host_of as host_of
+from lenprobe.results import Provenance, tokens_hash
+from lenprobe.rotation import Rotation
+
+T = TypeVar("T")
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Largest difference allowed between the softmax of the logits read and the pattern, by dtype.
+
+Hosts over Hugging Face models take the softmax in float32 even in float64 models.
+"""
+
+_MASKED = -1e30  # bridges mask with the dtype's minimum, HookedTransformer with -inf
+_QK_ROWS = 16  # query rows on which q and k are checked against the logits
+
+
+class UnverifiedReading(RuntimeError):
+    """The logits read are not those that the model's softmax received."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerReading:
+    """One layer's heads on a batch of sequences, verified.
+
+    ``logits``, ``pattern`` and ``inputs`` are in the model's dtype and on its device; ``q`` and
+    ``k`` are float64, before rotation, one k a query head also under grouped queries.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    logits: Float[Tensor, "batch head query key"]
+    """After scale, soft-cap and position bias; −inf where masked."""
+    pattern: Float[Tensor, "batch head query key"]
+    visible: Bool[Tensor, "query key"]
+    """Which keys a query may attend to."""
+    q: Float[Tensor, "batch pos head d_head"] | None
+    k: Float[Tensor, "batch pos head d_head"] | None
+    """None where the host has no hook before the rotation."""
+    inputs: Float[Tensor, "batch pos d_model"]
+    """What the layer's projections read: the residual stream after the norm."""
+    geometry: Geometry
+    self_check: float
+    """Largest absolute error of the softmax of the logits against the pattern."""
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """How the layer rotates q and k; None where it does not."""
+        return self.geometry.rotation
+
+    @property
+    def scale(self) -> float:
+        """What q·k is multiplied by."""
+        return self.geometry.scale
+
+    @property
+    def soft_cap(self) -> float | None:
+        """The logits are ``cap · tanh(logits / cap)``; None for no cap."""
+        return self.geometry.soft_cap
+
+
+def read(
+    model: Any,
+    tokens: Int[Tensor, "batch pos"],
+    layer: int,
+    heads: Iterable[int] | None = None,
+) -> LayerReading:
+    """One layer of the model on the tokens, verified.
+
+    Args:
+        model: any model that ``host_of`` knows.
+        tokens: int64 [batch, pos], at least 2 long.
+        layer: 0-based; a negative index counts from the end, as in a list.
+        heads: which heads, in this order; all by default.
+
+    Raises:
+        ValueError, TypeError: bad layer, heads or tokens, or a compiled model.
+        UnverifiedReading: the reading does not reproduce the model's pattern.
+    """
+    host = host_of(model)
+    layer = check_layer(host, layer)
+    chosen = None if heads is None else tuple(check_head(host, head) for head in heads)
+    found = _stream(host, check_tokens(host, tokens), {layer}, chosen, lambda reading: reading)
+    return found[layer]
+
+
+def stream(
+    model: Any,
+    tokens: Int[Tensor, "batch pos"],
+    reduce: Callable[[LayerReading], T],
+    layers: Iterable[int] | None = None,
+) -> dict[int, T]:
+    """What ``reduce`` makes of each layer's reading, in one forward pass.
+
+    ``reduce`` runs inside the layer's hook, and the reading is dropped when it returns: nothing of
+    size n² is kept beyond the layer at work, unless ``reduce`` keeps it.
+
+    Args:
+        model: any model that ``host_of`` knows.
+        tokens: int64 [batch, pos].
+        reduce: called once a layer, without gradients.
+        layers: which; all by default.
+
+    Returns:
+        A dict from layer to result, in layer order.
+    """
+    host = host_of(model)
+    every = range(host.n_layers) if layers is None else layers
+    wanted = {check_layer(host, layer) for layer in every}
+    return _stream(host, check_tokens(host, tokens), wanted, None, reduce)
+
+
+def read_shifted(
+    host: Host,
+    tokens: Int[Tensor, "batch pos"],
+    layer: int,
+    head: int,
+    shift: int,
+    *,
+    exact: bool = True,
+) -> LayerReading:
+    """The layer with every position of the model shifted by ``shift``, one head, verified.
+
+    Call it inside :func:`lenprobe.hosts.untouched` when more than one is wanted: entering that
+    context once is cheaper.
+    """
+    with untouched(host.model), host.shifted(shift, tokens.shape[1], exact=exact) as arguments:
+        return _collect(host, tokens, {layer}, (head,), lambda reading: reading, arguments)[layer]
+
+
+# --- the pass -----------------------------------------------------------------------------------
+
+
+class _Done(Exception):  # noqa: N818 - ends a forward pass once the last layer is read
+    pass
+
+
+def _stream(
+    host: Host,
+    tokens: Tensor,
+    layers: Collection[int],
+    heads: tuple[int, ...] | None,
+    reduce: Callable[[LayerReading], T],
+) -> dict[int, T]:
+    with untouched(host.model):
+        return _collect(host, tokens, layers, heads, reduce, {})
+
+
+def _collect(
+    host: Host,
+    tokens: Tensor,
+    layers: Collection[int],
+    heads: tuple[int, ...] | None,
+    reduce: Callable[[LayerReading], T],
+    arguments: Any,
+) -> dict[int, T]:
+    results: dict[int, T] = {}
+    handles = []
+    last = max(layers, default=-1)
+
+    def at_end(layer: int, kept: dict[str, Tensor], module: nn.Module, *_: Any) -> None:
+        reading = _assemble(host, layer, kept, heads)
+        kept.clear()
+        results[layer] = reduce(reading)
+        if layer == last:
+            raise _Done
+
+    try:
+        for layer in sorted(layers):
+            kept: dict[str, Tensor] = {}
+            for role, module in host.taps(layer).items():
+                handles.append(module.register_forward_hook(partial(_keep, kept, role)))
+            attn = host.attn(layer)
+            handles.append(
+                attn.register_forward_pre_hook(partial(_keep_input, kept), with_kwargs=True)
+            )
+            handles.append(attn.register_forward_hook(partial(at_end, layer, kept)))
+        host.run(tokens, **arguments)
+    except _Done:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    missing = sorted(set(layers) - results.keys())
+    if missing:
+        raise UnverifiedReading(
+            f"{host.architecture}: layers {missing} ran no attention that {host.name} hooks"
+        )
+    return dict(sorted(results.items()))
+
+
+def _keep(kept: dict[str, Tensor], role: str, module: nn.Module, args: Any, out: Any) -> None:
+    kept[role] = out
+
+
+def _keep_input(kept: dict[str, Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:
+    named = (kwargs.get(name) for name in ("query_input", "hidden_states"))
+    kept["inputs"] = next((x for x in (*args, *named) if isinstance(x, Tensor)))
+
+
+# --- one layer ----------------------------------------------------------------------------------
+
+
+def _assemble(
+    host: Host, layer: int, kept: dict[str, Tensor], heads: tuple[int, ...] | None
+) -> LayerReading:
+    where = f"{host.architecture} ({host.name}) layer {layer}"
+    if "pattern" not in kept:
+        raise UnverifiedReading(f"{where}: no pattern passed its hook, so nothing can be verified")
+    pattern, scores = kept["pattern"], kept.get("scores")
+    length = pattern.shape[-1]
+    positions = torch.arange(length, device=pattern.device) + host.first_position
+    geometry = host.geometry(layer, kept, length)
+    q, k = (_split_heads(host, kept, role) for role in ("q", "k"))
+    if k is not None and q is not None and k.shape[2] != q.shape[2]:
+        k = repeat(k, "batch pos kv d -> batch pos (kv group) d", group=q.shape[2] // k.shape[2])
+
+    chosen = tuple(range(pattern.shape[1])) if heads is None else heads
+    if heads is not None:
+        index = torch.tensor(heads, device=pattern.device)
+        pattern = pattern[:, index]
+        scores = None if scores is None else scores[:, index]
+        q, k = (None if x is None else x[:, :, index] for x in (q, k))
+
+    if scores is None or _carries_pattern(scores, pattern):
+        visible = host.visible(layer, length)
+        own = _from_qk(where, q, k, geometry, positions, exact=host.exact_tables)
+        logits = own.masked_fill(~visible, -math.inf).to(pattern.dtype)
+    else:
+        visible = scores[0, 0] > _MASKED
+        logits = scores.masked_fill(scores <= _MASKED, -math.inf)
+        _check_qk(where, q, k, geometry, positions, logits, visible)
+    error = _pattern_error(logits, pattern, host.attention)
+    if not error <= TOLERANCE[pattern.dtype]:
+        raise UnverifiedReading(
+            f"{where}: the softmax of the logits read differs from the model's pattern by "
+            f"{error:.1e} (limit {TOLERANCE[pattern.dtype]:.0e} in {pattern.dtype}). Something "
+            "changes the logits after the reading: a hook that edits scores, attention sinks, or "
+            "an attention that this host does not show"
+        )
+    return LayerReading(
+        layer=layer,
+        heads=chosen,
+        logits=logits,
+        pattern=pattern,
+        visible=visible,
+        q=q,
+        k=k,
+        inputs=kept["inputs"],
+        geometry=geometry,
+        self_check=error,
+    )
+
+
+def _split_heads(host: Host, kept: dict[str, Tensor], role: str) -> Tensor | None:
+    """q or k as [batch, pos, head, d_head] in float64, after a QK-norm where there is one."""
+    batch, _, length, _ = kept["pattern"].shape
+    x = kept.get(f"{role}_normed", kept.get(role))
+    if x is None:
+        return None
+    if x.ndim == 4 and x.shape[1] != length:  # norms after the reshape: [batch, head, pos, d_head]
+        x = rearrange(x, "batch head pos d -> batch pos head d")
+    return x.reshape(batch, length, -1, host.d_head).double()
+
+
+def _carries_pattern(scores: Tensor, pattern: Tensor) -> bool:
+    return scores is pattern or torch.equal(scores, pattern)
+
+
+def _from_qk(
+    where: str,
+    q: Tensor | None,
+    k: Tensor | None,
+    geometry: Geometry,
+    positions: Tensor,
+    *,
+    exact: bool,
+) -> Tensor:
+    if q is None or k is None or geometry.biased:
+        raise UnverifiedReading(
+            f"{where}: the score hook carries the pattern, and the logits cannot be recomputed "
+            "(no q and k before the rotation, or a position bias that no hook shows)"
+        )
+    return qk_logits(q, k, geometry, positions, exact=exact)
+
+
+def qk_logits(
+    q: Float[Tensor, "batch query head d_head"],
+    k: Float[Tensor, "batch key head d_head"],
+    geometry: Geometry,
+    positions: Int[Tensor, " key"],
+    *,
+    rows: Int[Tensor, " query"] | None = None,
+    exact: bool = True,
+) -> Float[Tensor, "batch head query key"]:
+    """The logits that unrotated q and k make at the positions, in their dtype, unmasked.
+
+    Args:
+        q: at the positions ``rows`` selects, all by default.
+        k: at all positions.
+        geometry: the layer's rotation, scale and soft-cap.
+        positions: of the keys.
+        rows: which of ``positions`` the queries have.
+        exact: rotary tables in float64.
+    """
+    at = positions if rows is None else positions[rows]
+    if geometry.rotation is not None:
+        q = geometry.rotation.apply(q, at, exact=exact)
+        k = geometry.rotation.apply(k, positions, exact=exact)
+    q = rearrange(q, "batch query head d -> batch head query d")
+    k = rearrange(k, "batch key head d -> batch head d key")
+    logits = (q @ k) * geometry.scale
+    if geometry.soft_cap is not None:
+        logits = geometry.soft_cap * torch.tanh(logits / geometry.soft_cap)
+    return logits
+
+
+def _check_qk(
+    where: str,
+    q: Tensor | None,
+    k: Tensor | None,
+    geometry: Geometry,
+    positions: Tensor,
+    logits: Tensor,
+    visible: Tensor,
+) -> None:
+    """Raises where q, k and the rotation do not make the logits, on a spread of query rows."""
+    if q is None or k is None:
+        return
+    length = q.shape[1]
+    count = min(length, _QK_ROWS)
+    rows = torch.linspace(0, length - 1, count, device=q.device).round().long()
+    own = qk_logits(q[:, rows], k, geometry, positions, rows=rows)
+    seen = visible[rows]
+    difference = (own - logits[:, :, rows].double()).masked_fill(~seen, 0.0)
+    if geometry.biased:  # the bias is the same for every content: compare contents with each other
+        difference = (difference - difference[:1]).masked_fill(~seen, 0.0)
+    spread = own.masked_fill(~seen, 0.0).abs().amax().item()
+    rounding = 1e-6 * (int(positions[-1]) + 100)  # of float32 tables, grows with the position
+    unit = {torch.bfloat16: 5e-2, torch.float16: 1e-2}.get(logits.dtype, 0.0) + rounding
+    if not difference.abs().amax().item() <= unit * (1.0 + spread):
+        raise UnverifiedReading(
+            f"{where}: q, k, the rotation and the scale read do not make the logits: off by "
+            f"{difference.abs().amax().item():.1e} of {spread:.1e}. The layer does something "
+            "between q and k and its softmax that this host does not show"
+        )
+
+
+def _pattern_error(logits: Tensor, pattern: Tensor, attention: str) -> float:
+    if attention == "linear":
+        expected = logits.masked_fill(logits == -math.inf, 0.0)
+    else:
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        expected = torch.softmax(wide, dim=-1).nan_to_num_(nan=0.0)
+    return expected.sub_(pattern).abs_().amax().item()
+
+
+# --- what a call is given -----------------------------------------------------------------------
+
+
+def check_layer(host: Host, layer: int) -> int:
+    """The layer's index from 0, or an error that names the range."""
+    return _check_index("layer", layer, host.n_layers, host)
+
+
+def check_head(host: Host, head: int) -> int:
+    """The head's index from 0, or an error that names the range."""
+    return _check_index("head", head, host.n_heads, host)
+
+
+def _check_index(name: str, value: int, count: int, host: Host) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass an integer")
+    if not -count <= value < count:
+        raise ValueError(f"{name}={value} is out of range: {host.description} has 0..{count - 1}")
+    return int(value) % count
+
+
+def check_tokens(
+    host: Host, tokens: Int[Tensor, "batch pos"], *, at_least: int = 2
+) -> Int[Tensor, "batch pos"]:
+    """The tokens as int64 on the model's device, or an error that names what is wrong."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(
+            f"tokens is a {type(tokens).__name__}; pass an integer torch.Tensor [batch, pos], for "
+            "example model.to_tokens(text)"
+        )
+    if tokens.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        raise TypeError(f"tokens.dtype is {tokens.dtype}; token ids are int64")
+    if tokens.ndim != 2:
+        raise ValueError(
+            f"tokens has shape {list(tokens.shape)}; [batch, pos] is needed, so add the batch axis "
+            "with tokens[None] where it is one sequence"
+        )
+    batch, length = tokens.shape
+    if batch < 1 or length < at_least:
+        raise ValueError(
+            f"tokens has shape {list(tokens.shape)}; at least 1 sequence of {at_least} tokens is "
+            "needed, since a single position has no key to choose"
+        )
+    if length > host.n_ctx:
+        raise ValueError(
+            f"tokens has {length} positions, but {host.description} takes at most "
+            f"n_ctx={host.n_ctx}; pass tokens[:, :{host.n_ctx}]"
+        )
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= host.d_vocab:
+        raise ValueError(
+            f"tokens holds ids {low}..{high}, outside the vocabulary 0..{host.d_vocab - 1}"
+        )
+    return tokens.to(host.device, torch.int64)
+
+
+def random_tokens(d_vocab: int, batch: int, length: int, seed: int = 0) -> Int[Tensor, "batch pos"]:
+    """Uniform random token ids: content that says nothing about position.
+
+    >>> random_tokens(d_vocab=5, batch=1, length=4, seed=0).shape
+    torch.Size([1, 4])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, d_vocab, (batch, length), generator=generator)
+
+
+def default_tokens(host: Host, seed: int = 0) -> Int[Tensor, "batch pos"]:
+    """Random tokens as long as the model was trained on, or 128 for models of other origin.
+
+    The batch holds about 16,384 tokens for small models, 1,024 for large ones (over 10⁷ weights).
+    """
+    from lenprobe.models import spec_of
+
+    spec = spec_of(host.model)
+    trained = None if spec is None else spec.train_length
+    length = min(trained or 128, host.n_ctx)
+    large = sum(p.numel() for p in host.model.parameters()) > 10**7
+    batch = max(8, (1024 if large else 16384) // length)
+    return random_tokens(host.d_vocab, batch, length, seed)
+
+
+def train_length_of(host: Host, tokens: Int[Tensor, "batch pos"]) -> int:
+    """The length trained on where the model knows it, else that of the tokens."""
+    from lenprobe.models import spec_of
+
+    spec = spec_of(host.model)
+    trained = None if spec is None else spec.train_length
+    return trained or tokens.shape[1]
+
+
+def provenance(
+    verb: str,
+    host: Host,
+    reading: LayerReading,
+    tokens: Tensor,
+    *,
+    seed: int | None = None,
+    **settings: Any,
+) -> Provenance:
+    """Where a result about one head came from."""
+    return Provenance(
+        verb=verb,
+        model=host.description,
+        layer=reading.layer,
+        head=reading.heads[0] if len(reading.heads) == 1 else None,
+        tokens_shape=tuple(tokens.shape),
+        tokens_hash=tokens_hash(tokens),
+        seed=seed,
+        self_check=reading.self_check,
+        settings=settings,
+    )

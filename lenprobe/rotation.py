@@ -1,0 +1,105 @@
+"""The rotation of RoPE: pair m of a head's dimensions turns by ω_m per position.
+
+Read as a complex number, the pair is multiplied by ``magnitude · exp(i ω_m p)`` at position p, so
+``⟨R_i q, R_j k⟩ = magnitude² Re Σ_m conj(q_m) k_m exp(i ω_m (j − i))`` plus the dimensions that do
+not turn. Angles are computed in float64 unless the host's own rounding is wanted.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rotation:
+    """How one layer rotates its queries and keys.
+
+    >>> import numpy as np
+    >>> turn = Rotation.of(np.array([1.0, 0.01]), adjacent=True)
+    >>> turn.first.tolist(), turn.second.tolist()
+    ([0, 2], [1, 3])
+    """
+
+    frequencies: Float[np.ndarray, " pair"]
+    """ω_m in radians a position, float64."""
+    first: Int[np.ndarray, " pair"]
+    """The dimension that is the real part of each pair."""
+    second: Int[np.ndarray, " pair"]
+    """The dimension that is its imaginary part."""
+    magnitude: float = 1.0
+    """What the tables are multiplied by (YaRN's attention factor)."""
+
+    @classmethod
+    def of(
+        cls, frequencies: Float[np.ndarray, " pair"], *, adjacent: bool, magnitude: float = 1.0
+    ) -> Self:
+        """The rotation with these frequencies, pairs adjacent (0,1), (2,3) or half-split (m, m+P)."""
+        pairs = len(frequencies)
+        index = np.arange(pairs)
+        return cls(
+            frequencies=np.asarray(frequencies, dtype=np.float64),
+            first=2 * index if adjacent else index,
+            second=2 * index + 1 if adjacent else index + pairs,
+            magnitude=magnitude,
+        )
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs turn."""
+        return len(self.frequencies)
+
+    def table(
+        self, positions: Int[Tensor, " pos"], dtype: torch.dtype, *, exact: bool = True
+    ) -> tuple[Float[Tensor, "pos pair"], Float[Tensor, "pos pair"]]:
+        """Cosines and sines at the positions, cast to ``dtype``.
+
+        Args:
+            positions: any positions, int64.
+            dtype: of the tables returned.
+            exact: angles in float64; otherwise in float32 as hosts compute them, which loses about
+                1e-7 · position of an angle.
+        """
+        precision = torch.float64 if exact else torch.float32
+        omega = torch.from_numpy(self.frequencies).to(positions.device, precision)
+        angles = positions.to(precision)[:, None] * omega[None, :]
+        return (
+            (angles.cos() * self.magnitude).to(dtype),
+            (angles.sin() * self.magnitude).to(dtype),
+        )
+
+    def apply(
+        self,
+        x: Float[Tensor, "batch pos head d_head"],
+        positions: Int[Tensor, " pos"],
+        *,
+        exact: bool = True,
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """The vectors turned to their positions, in the dtype of ``x``."""
+        cos, sin = self.table(positions, x.dtype, exact=exact)
+        cos, sin = (rearrange(t, "pos pair -> 1 pos 1 pair") for t in (cos, sin))
+        real, imag = x[..., self.first], x[..., self.second]
+        out = x.clone()
+        out[..., self.first] = real * cos - imag * sin
+        out[..., self.second] = imag * cos + real * sin
+        return out
+
+    def complex_pairs(
+        self, x: Float[np.ndarray, "*any d_head"]
+    ) -> Complex[np.ndarray, "*any pair"]:
+        """Each pair as one complex number."""
+        return x[..., self.first] + 1j * x[..., self.second]
+
+    def unrotated_dims(self, d_head: int) -> Int[np.ndarray, " dim"]:
+        """The dimensions of the head that do not turn."""
+        return np.setdiff1d(np.arange(d_head), np.concatenate([self.first, self.second]))
+
+    def host_layout(self, table: Float[Tensor, "pos pair"]) -> Float[Tensor, "pos dim"]:
+        """A table with one column a rotated dimension, as hosts keep it."""
+        adjacent = self.pairs > 0 and self.second[0] == self.first[0] + 1
+        pattern = "pos pair -> pos (pair 2)" if adjacent else "pos pair -> pos (2 pair)"
+        return repeat(table, pattern)
