@@ -87,7 +87,7 @@ def plot_carrier(
     *,
     measured: Float[np.ndarray, " offset"] | None = None,
     target: int | None = None,
-    horizon: float | None = None,
+    horizon: int | float | None = None,
     train_length: int | None = None,
     name: str = "closed form",
     ax: "Axes | None" = None,
