@@ -31,7 +31,7 @@ MAX_TOKENS = 128
 _DECIMALS = 4
 
 _STYLE = """<style>
-.attention-view { max-width: 660px; padding: 0 16px; font-family: system-ui, sans-serif; }
+.attention-view { max-width: 660px; padding: 0 22px 0 16px; font-family: system-ui, sans-serif; }
 .attention-view h2 { font-size: 0.9rem; margin: 0; }
 .attention-view h3 { font-size: 0.9rem; font-weight: 600; }
 .attention-view h4 { font-size: 0.65rem; font-weight: 600; line-height: 1.2; }
@@ -61,6 +61,8 @@ _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>%s</title>
 <style>body { margin: 12px; background: white; color: #1a1a1a; }
 h1 { font: 600 1.1rem system-ui, sans-serif; }</style>
