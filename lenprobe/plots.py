@@ -163,6 +163,39 @@ def plot_singular_values(
     return _tidy(ax)
 
 
+def plot_equivariance(
+    shifts: Int[np.ndarray, " shift"],
+    curves: Mapping[str, Float[np.ndarray, " shift"]],
+    *,
+    floor: float = 1e-17,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Equivariance error against the shift of positions, on logarithmic axes.
+
+    >>> ax = plot_equivariance(np.array([1, 10]), {"float32": np.array([1e-7, 1e-6])})
+    >>> ax.get_yscale()
+    'log'
+
+    Args:
+        shifts: δ, in tokens.
+        curves: for each name the error at each shift, in units of the logits' spread.
+        floor: errors below it, exact zeros too, are drawn there.
+        ax: Axes to draw on; new ones where None.
+    """
+    ax = _axes(ax)
+    for (name, errors), (colour, marker, dash) in zip(
+        curves.items(), _styles(len(curves)), strict=True
+    ):
+        ax.plot(
+            shifts, np.maximum(errors, floor), dash, color=colour, marker=marker, ms=4, label=name
+        )
+    ax.set(
+        xscale="log", yscale="log", xlabel="shift δ (tokens)", ylabel="max |Δ logit| / std(logits)"
+    )
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=8)
+    return _tidy(ax)
+
+
 def plot_heatmap(
     values: Float[np.ndarray, "row column"],
     *,

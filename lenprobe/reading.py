@@ -155,7 +155,7 @@ def read_shifted(
 # --- the pass -----------------------------------------------------------------------------------
 
 
-class _Done(Exception):  # noqa: N818 - ends a forward pass once the last layer is read
+class _Done(Exception):
     pass
 
 
@@ -219,7 +219,7 @@ def _keep(kept: dict[str, Tensor], role: str, module: nn.Module, args: Any, out:
 
 def _keep_input(kept: dict[str, Tensor], module: nn.Module, args: Any, kwargs: Any) -> None:
     named = (kwargs.get(name) for name in ("query_input", "hidden_states"))
-    kept["inputs"] = next((x for x in (*args, *named) if isinstance(x, Tensor)))
+    kept["inputs"] = next(x for x in (*args, *named) if isinstance(x, Tensor))
 
 
 # --- one layer ----------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def _assemble(
 
 
 def _split_heads(host: Host, kept: dict[str, Tensor], role: str) -> Tensor | None:
-    """q or k as [batch, pos, head, d_head] in float64, after a QK-norm where there is one."""
+    """Q or k as [batch, pos, head, d_head] in float64, after a QK-norm where there is one."""
     batch, _, length, _ = kept["pattern"].shape
     x = kept.get(f"{role}_normed", kept.get(role))
     if x is None:

@@ -38,7 +38,7 @@ class Rotation:
     def of(
         cls, frequencies: Float[np.ndarray, " pair"], *, adjacent: bool, magnitude: float = 1.0
     ) -> Self:
-        """The rotation with these frequencies, pairs adjacent (0,1), (2,3) or half-split (m, m+P)."""
+        """The rotation of adjacent pairs (0,1), (2,3), ... or of half-split ones (m, m + P)."""
         pairs = len(frequencies)
         index = np.arange(pairs)
         return cls(
@@ -58,6 +58,9 @@ class Rotation:
     ) -> tuple[Float[Tensor, "pos pair"], Float[Tensor, "pos pair"]]:
         """Cosines and sines at the positions, cast to ``dtype``.
 
+        Exact tables turn to the first position once, and from there to the others: the rounding
+        of a large angle is then common to all, and angles between positions keep full precision.
+
         Args:
             positions: any positions, int64.
             dtype: of the tables returned.
@@ -66,11 +69,13 @@ class Rotation:
         """
         precision = torch.float64 if exact else torch.float32
         omega = torch.from_numpy(self.frequencies).to(positions.device, precision)
-        angles = positions.to(precision)[:, None] * omega[None, :]
-        return (
-            (angles.cos() * self.magnitude).to(dtype),
-            (angles.sin() * self.magnitude).to(dtype),
-        )
+        first = positions[:1] if exact else torch.zeros_like(positions[:1])
+        angles = (positions - first).to(precision)[:, None] * omega
+        turn = torch.polar(torch.full_like(angles, self.magnitude), angles)
+        if exact:
+            start = first.to(precision)[:, None] * omega
+            turn = turn * torch.polar(torch.ones_like(start), start)
+        return turn.real.to(dtype), turn.imag.to(dtype)
 
     def apply(
         self,

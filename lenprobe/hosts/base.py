@@ -93,7 +93,7 @@ class Host(ABC):
 
     @property
     def positions(self) -> str:
-        """The kind of positions: ``rotary``, ``standard``, ``alibi``, ``none`` or the host's word."""
+        """The kind of positions: ``rotary``, ``standard``, ``alibi``, ``none``, or as built."""
         return str(getattr(self.cfg, "positional_embedding_type", "none"))
 
     @property
@@ -178,6 +178,10 @@ class Host(ABC):
     ) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
         """What :meth:`shifted` does on this host."""
 
+    def tables_exact(self, dtype: torch.dtype) -> bool:
+        """Whether the host's own rotary tables are computed in float64 in a model of this dtype."""
+        return False
+
     def check_rows(self, shift: int, length: int) -> None:
         """Raises where a table of positions ends before the shifted sequence does."""
         if shift + length > self.n_ctx:
@@ -255,12 +259,12 @@ def _state(module: nn.Module) -> dict[str, Any]:
 def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """The model's floating weights in another dtype, for the length of the block.
 
-    The parameters keep their identity and get their own storage back, to the bit. Use it inside
-    :func:`untouched`, which restores the buffers.
+    The parameters keep their identity; they and the buffers get their own storage back, to the bit.
     """
     modules = _modules(model)
     parameters = (p for module in modules for p in module._parameters.values() if p is not None)
     kept = {id(p): (p, p.data) for p in parameters}
+    buffers = [(module, dict(module._buffers)) for module in modules]
     try:
         for parameter, data in kept.values():
             if data.is_floating_point():
@@ -273,3 +277,5 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for parameter, data in kept.values():
             parameter.data = data
+        for module, own in buffers:
+            module._buffers.update(own)

@@ -66,7 +66,8 @@ class HookedHost(Host):
                 rotation,
                 attn.rotary_cos[:length],
                 attn.rotary_sin[:length],
-                first=self.first_position, where=f"{self.architecture} layer {layer}",
+                first=self.first_position,
+                where=f"{self.architecture} layer {layer}",
             )
         return Geometry(
             rotation=rotation,
@@ -93,6 +94,9 @@ class HookedHost(Host):
             self.cfg.rotary_dim, rows, base=attn._rotary_base(), dtype=dtype
         )
         return sin.to(self.device), cos.to(self.device)
+
+    def tables_exact(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.float64
 
     def projection(self, layer: int, head: int) -> Projection:
         attn: Any = self.attn(layer)

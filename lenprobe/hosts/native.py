@@ -44,7 +44,8 @@ class NativeHost(BridgeHost):
                 rotation,
                 source.rotary.cos_cached[:length],
                 source.rotary.sin_cached[:length],
-                first=self.first_position, where=f"{self.architecture} layer {layer}",
+                first=self.first_position,
+                where=f"{self.architecture} layer {layer}",
             )
         return Geometry(
             rotation=rotation,
@@ -54,7 +55,7 @@ class NativeHost(BridgeHost):
 
     @cached_property
     def rotation(self) -> Rotation:
-        """The model's rotation: the plain rule in float64, or the scaled one as its table has it."""
+        """The model's rotation: the plain rule in float64, or a scaled one as its table has it."""
         rotary = self.model.original_model.rotary
         pairs = rotary.rotary_dim // 2
         exponents = np.arange(pairs) / pairs
