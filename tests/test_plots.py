@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from lenprobe.plots import plot_accuracy, plot_carrier, plot_heatmap, plot_singular_values
+from lenprobe.plots import (
+    plot_accuracy,
+    plot_carrier,
+    plot_equivariance,
+    plot_heatmap,
+    plot_singular_values,
+)
 
 LENGTHS = np.array([16, 32, 64])
 OFFSETS = np.arange(64)
@@ -62,6 +68,13 @@ def test_singular_values_leave_out_rounding() -> None:
     ax = plot_singular_values({"a": np.array([4.0, 2.0, 1e-12]), "b": np.ones(5)}, ax=fresh())
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [1.0, 0.5])
     assert ax.get_yscale() == "log"
+
+
+def test_equivariance_draws_zero_at_the_floor_and_keeps_gaps() -> None:
+    errors = np.array([0.0, 1e-3, np.nan])
+    ax = plot_equivariance(np.array([1, 10, 100]), {"float64": errors}, ax=fresh())
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [1e-16, 1e-3, np.nan])
+    ax.figure.savefig(io.BytesIO())
 
 
 def test_heatmap_is_centred_on_zero_where_signed() -> None:
