@@ -32,6 +32,8 @@ CYCLE = (
     (PINK, "D", ":"),
     (ORANGE, "v", "-"),
     (SKY, "P", "--"),
+    ("#000000", "X", "-."),
+    (GREY, "*", ":"),
 )
 """Colour, marker and dash of the first, second, ... line of a plot."""
 
@@ -192,37 +194,6 @@ def plot_equivariance(
     ax.set(
         xscale="log", yscale="log", xlabel="shift δ (tokens)", ylabel="max |Δ logit| / std(logits)"
     )
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=8)
-    return _tidy(ax)
-
-
-def plot_equivariance(
-    shifts: Int[np.ndarray, " shift"],
-    curves: Mapping[str, Float[np.ndarray, " shift"]],
-    *,
-    floor: float = 1e-16,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    """Equivariance error against the shift of all positions, one line a dtype and table.
-
-    >>> ax = plot_equivariance(np.array([1, 16]), {"float32": np.array([1e-7, 1e-6])})
-    >>> ax.get_xscale(), ax.get_yscale()
-    ('log', 'log')
-
-    Args:
-        shifts: δ, in tokens, 1 or more.
-        curves: for each name the errors, in units of the logits' standard deviation.
-        floor: what an error of zero is drawn at, since the axis is logarithmic.
-        ax: Axes to draw on; new ones where None.
-    """
-    ax = _axes(ax)
-    for (name, errors), (colour, marker, dash) in zip(
-        curves.items(), _styles(len(curves)), strict=True
-    ):
-        height = np.where(errors <= floor, floor, errors)
-        ax.plot(shifts, height, dash, color=colour, marker=marker, ms=4, lw=1.2, label=name)
-    ax.set(xscale="log", yscale="log")
-    ax.set(xlabel="shift δ of all positions (tokens)", ylabel="max |change of logit| / std")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=8)
     return _tidy(ax)
 

@@ -73,7 +73,7 @@ def test_singular_values_leave_out_rounding() -> None:
 def test_equivariance_draws_zero_at_the_floor_and_keeps_gaps() -> None:
     errors = np.array([0.0, 1e-3, np.nan])
     ax = plot_equivariance(np.array([1, 10, 100]), {"float64": errors}, ax=fresh())
-    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [1e-16, 1e-3, np.nan])
+    np.testing.assert_array_equal(ax.lines[0].get_ydata(), [1e-17, 1e-3, np.nan])
     ax.figure.savefig(io.BytesIO())
 
 
