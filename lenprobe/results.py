@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     from matplotlib.axes import Axes
+
+R = TypeVar("R", bound="Result")
 
 _VERSIONED = ("lenprobe", "transformer-lens", "torch", "transformers", "numpy")
 
@@ -115,7 +117,7 @@ class Result:
         return path
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls: type[R], path: str | Path) -> R:
         """The result that ``save`` wrote.
 
         Raises:

@@ -6,7 +6,6 @@ not turn. Angles are computed in float64 unless the host's own rounding is wante
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class Rotation:
     @classmethod
     def of(
         cls, frequencies: Float[np.ndarray, " pair"], *, adjacent: bool, magnitude: float = 1.0
-    ) -> Self:
+    ) -> "Rotation":
         """The rotation of adjacent pairs (0,1), (2,3), ... or of half-split ones (m, m + P)."""
         pairs = len(frequencies)
         index = np.arange(pairs)

@@ -225,22 +225,25 @@ def verify_table(
 def untouched(model: nn.Module) -> Iterator[None]:
     """Runs a block without gradients and in eval mode, and puts the model back as it was.
 
-    Kept and restored on every module: buffers, plain tensors (the ALiBi cache), plain attributes
-    (train or eval, the lengths that rotary tables were built for), and the global random state.
+    Kept and restored on every module: buffers, hooks (a bridge adds some of its own in its first
+    forward), plain tensors (the ALiBi cache), plain attributes (train or eval, the lengths that
+    rotary tables were built for); and the global random state.
     """
-    kept = [(module, _state(module), dict(module._buffers)) for module in _modules(model)]
+    kept = [(module, _state(module), _tables(module)) for module in _modules(model)]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices), torch.no_grad():
             model.eval()
             yield
     finally:
-        for module, state, buffers in kept:
+        for module, state, tables in kept:
             for name in _state(module).keys() - state.keys():
                 module.__dict__.pop(name)
             module.__dict__.update(state)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            for name, table in tables.items():
+                own = module.__dict__[name]
+                own.clear()
+                own.update(table)
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -253,6 +256,15 @@ def _modules(model: nn.Module) -> list[nn.Module]:
 def _state(module: nn.Module) -> dict[str, Any]:
     plain = (bool, int, float, str, type(None), Tensor)
     return {name: value for name, value in vars(module).items() if isinstance(value, plain)}
+
+
+def _tables(module: nn.Module) -> dict[str, dict[Any, Any]]:
+    """Copies of the module's registers of buffers and of forward hooks."""
+    return {
+        name: dict(value)
+        for name, value in vars(module).items()
+        if isinstance(value, dict) and (name == "_buffers" or name.startswith("_forward"))
+    }
 
 
 @contextlib.contextmanager
