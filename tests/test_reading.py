@@ -40,7 +40,7 @@ def model_named(name):
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_softmax_of_the_logits_is_what_hugging_face_attends_with(name):
-    """Against an untouched copy of the model, in its own forward, with no hook of TransformerLens."""
+    """Against a copy of the model in its own forward, with no hook of TransformerLens."""
     tokens = tiny.tokens()
     with torch.no_grad():
         expected = tiny.huggingface(name)(tokens, output_attentions=True).attentions
@@ -52,38 +52,25 @@ def test_softmax_of_the_logits_is_what_hugging_face_attends_with(name):
 
 @pytest.mark.parametrize("name", models())
 def test_q_k_and_the_rotation_make_the_logits(name):
-    """Plain NumPy from the unrotated q and k; ALiBi models differ by the same bias for all contents."""
+    """Plain NumPy; ALiBi models differ by one bias for all contents."""
     model = model_named(name)
-    layers = range(host_of(model).n_layers)
-    for layer in layers:
-        reading = read(model, tiny.tokens(), layer)
-        q, k = reading.q.numpy(), reading.k.numpy()
-        batch, n, heads, d = q.shape
-        for b, h in [(0, 0), (batch - 1, heads - 1)]:
-            ours = np.array(
-                [
-                    [score_reference(reading, q[b, i, h], k[b, j, h], j - i) for j in range(n)]
-                    for i in range(n)
-                ]
-            )
-            theirs = reading.logits[b, h].double().numpy()
-            difference = np.where(reading.visible.numpy(), ours - theirs, 0.0)
+    for layer in range(host_of(model).n_layers):
+        reading, other = (read(model, tiny.tokens(seed=seed), layer) for seed in (0, 1))
+        seen = reading.visible.numpy()
+        for b, h in [(0, 0), (2, reading.q.shape[2] - 1)]:
+            difference = (reference(reading, b, h) - reading.logits[b, h].numpy())[seen]
             if reading.geometry.biased:
-                bias = np.where(reading.visible.numpy(), theirs - ours, 0.0)
-                other = read(model, tiny.tokens(seed=1), layer)
-                again = other.logits[b, h].double().numpy() - np.array(
-                    [
-                        [
-                            score_reference(
-                                other, other.q.numpy()[b, i, h], other.k.numpy()[b, j, h], j - i
-                            )
-                            for j in range(n)
-                        ]
-                        for i in range(n)
-                    ]
-                )
-                difference = np.where(reading.visible.numpy(), bias - again, 0.0)
-            assert np.abs(difference).max() < 5e-5 * (1 + np.abs(ours).max())
+                difference -= (reference(other, b, h) - other.logits[b, h].numpy())[seen]
+            assert np.abs(difference).max() < 5e-5 * (1 + np.abs(reference(reading, b, h)).max())
+
+
+def reference(reading, b, h):
+    """All logits of one head on one sequence, one by one."""
+    q, k = reading.q[b, :, h].numpy(), reading.k[b, :, h].numpy()
+    n = len(q)
+    return np.array(
+        [[score_reference(reading, q[i], k[j], j - i) for j in range(n)] for i in range(n)]
+    )
 
 
 def score_reference(reading, q, k, distance):
@@ -211,7 +198,7 @@ def test_a_model_that_edits_after_the_reading_raises(edited):
         if edited == "hook_pattern":  # the last reader of the pattern is the model itself
             point = attn.hook_pattern.register_forward_hook(lambda m, a, out: out * 0.5)
             late.append(point)
-        with pytest.raises(UnverifiedReading, match="LlamaForCausalLM .* layer 1: the softmax"):
+        with pytest.raises(UnverifiedReading, match=r"LlamaForCausalLM .* layer 1: the softmax"):
             read(model, tiny.tokens(), 1)
     finally:
         for hook in [handle, *late]:
@@ -240,9 +227,7 @@ def test_rotary_tables_of_an_unknown_rule_raise():
         lambda module, args, out: tuple(t.roll(3, dims=1) for t in out)
     )
     try:
-        with pytest.raises(
-            ValueError, match=r"LlamaForCausalLM layer 0: the rotary tables .* Known"
-        ):
+        with pytest.raises(ValueError, match=r"LlamaForCausalLM layer 0: the rotary tables"):
             read(model, tiny.tokens(), 0)
     finally:
         handle.remove()
