@@ -127,7 +127,7 @@ class Result:
 
         with safe_open(Path(path), framework="numpy") as file:
             header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
         if header.get("class") != cls.__name__:
             raise ValueError(
                 f"path={str(path)!r} holds a {header.get('class', 'file of another kind')}, "

@@ -55,7 +55,7 @@ def test_q_k_and_the_rotation_make_the_logits(name):
     """Plain NumPy; ALiBi models differ by one bias for all contents."""
     model = model_named(name)
     for layer in range(host_of(model).n_layers):
-        reading, other = (read(model, tiny.tokens(seed=seed), layer) for seed in (0, 1))
+        reading, other = (read(model, tiny.tokens(3, 12, seed), layer) for seed in (0, 1))
         seen = reading.visible.numpy()
         for b, h in [(0, 0), (2, reading.q.shape[2] - 1)]:
             difference = (reference(reading, b, h) - reading.logits[b, h].numpy())[seen]

@@ -178,6 +178,32 @@ class Host(ABC):
     ) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
         """What :meth:`shifted` does on this host."""
 
+    @contextlib.contextmanager
+    def placed(
+        self, first: Int[Tensor, " batch"] | None, length: int
+    ) -> Iterator[Mapping[str, Any]]:
+        """A context in which each sequence of a batch starts at a position of its own.
+
+        Args:
+            first: the position of each sequence's first token; all 0 where None.
+            length: of the sequences that will be run.
+
+        Yields:
+            Keyword arguments for :meth:`run`. Gradients reach a table's rows.
+        """
+        if first is None:
+            yield {}
+            return
+        self.check_rows(int(first.max()), length)
+        positions = first.to(self.device)[:, None] + torch.arange(length, device=self.device)
+        with self._placed(positions) as arguments:
+            yield arguments
+
+    @contextlib.contextmanager
+    def _placed(self, positions: Int[Tensor, "batch pos"]) -> Iterator[Mapping[str, Any]]:
+        """What :meth:`placed` does on this host; most take the positions as an argument."""
+        yield {"position_ids": positions}
+
     def tables_exact(self, dtype: torch.dtype) -> bool:
         """Whether the host's own rotary tables are computed in float64 in a model of this dtype."""
         return False

@@ -130,6 +130,16 @@ class HookedHost(Host):
                 "lenprobe shifts rotary, standard and alibi models"
             )
 
+    @contextlib.contextmanager
+    def _placed(self, positions: Tensor) -> Iterator[Mapping[str, Any]]:
+        handle = self.model.hook_pos_embed.register_forward_hook(
+            lambda module, args, out: self.model.W_pos[positions]
+        )
+        try:
+            yield {}
+        finally:
+            handle.remove()
+
     def _swap_tables(self, shift: int, length: int, *, exact: bool) -> None:
         """Puts rows shift .. shift + length − 1 where rows 0 .. length − 1 were, in every layer."""
         made: dict[tuple[float, str], tuple[Tensor, Tensor]] = {}
