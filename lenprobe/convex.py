@@ -12,7 +12,7 @@ Definition: ours.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,7 @@ GRADIENT_TOLERANCE = 1e-9
 _MAX_STEPS = 500
 
 
+@runtime_checkable
 class SourceMap(Protocol):
     """What a grid needs of a task."""
 

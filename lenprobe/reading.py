@@ -35,7 +35,6 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, tor
 Hosts over Hugging Face models take the softmax in float32 even in float64 models.
 """
 
-_MASKED = -1e30  # bridges mask with the dtype's minimum, HookedTransformer with -inf
 _QK_ROWS = 16  # query rows on which q and k are checked against the logits
 
 
@@ -251,8 +250,9 @@ def _assemble(
         own = _from_qk(where, q, k, geometry, positions, exact=host.exact_tables)
         logits = own.masked_fill(~visible, -math.inf).to(pattern.dtype)
     else:
-        visible = scores[0, 0] > _MASKED
-        logits = scores.masked_fill(scores <= _MASKED, -math.inf)
+        masked = scores <= _masked_below(scores.dtype)
+        visible = ~masked[0, 0]
+        logits = scores.masked_fill(masked, -math.inf)
         _check_qk(where, q, k, geometry, positions, logits, visible)
     error = _pattern_error(logits, pattern, host.attention)
     if not error <= TOLERANCE[pattern.dtype]:
@@ -285,6 +285,11 @@ def _split_heads(host: Host, kept: dict[str, Tensor], role: str) -> Tensor | Non
     if x.ndim == 4 and x.shape[1] != length:  # norms after the reshape: [batch, head, pos, d_head]
         x = rearrange(x, "batch head pos d -> batch pos head d")
     return x.reshape(batch, length, -1, host.d_head).double()
+
+
+def _masked_below(dtype: torch.dtype) -> float:
+    """What no logit reaches: bridges mask with the dtype's minimum, HookedTransformer with −inf."""
+    return max(-1e30, 0.9 * torch.finfo(dtype).min)
 
 
 def _carries_pattern(scores: Tensor, pattern: Tensor) -> bool:

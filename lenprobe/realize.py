@@ -6,7 +6,7 @@ A kernel carries a rule to a query i where the largest of its values over the vi
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ TIE = 1e-6
 """Keys whose values differ by less than this share of the row's range are tied."""
 
 
+@runtime_checkable
 class Rule(Protocol):
     """What is needed of a task; every ``lenprobe.tasks.Task`` with a source map has it."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-SOLVED = 0.01
+SOLVED = 1e-4
 """Mean loss in nats, over the last 100 steps, at which a task counts as solved."""
 _WINDOW = 100
 _FLOATS = 2**24  # logits of one layer held at once while measuring

@@ -264,13 +264,8 @@ def carrier_of(
     trained = train_length_of(host, tokens)
     rotates = reading.rotation is not None and reading.q is not None
     length = _check_length(host, reading, length, n, trained, rotates=rotates)
-    _check_target(target, length)
-
     logits, visible = reading.logits[:, 0].double().cpu().numpy(), reading.visible.cpu().numpy()
     mean = np.where(visible, logits.mean(axis=0), 0.0)
-    measured = np.full(length, np.nan)
-    diagonals = diagonal_means(mean, visible)[:length]
-    measured[: len(diagonals)] = diagonals
     if rotates:
         parts = closed_form(reading)
         kernel = evaluate(*parts, length)
@@ -280,7 +275,13 @@ def carrier_of(
     else:
         parts = (np.zeros(0), np.zeros(0), np.zeros(0), 0.0)
         kernel = relative_part(mean, visible)[:length]
+        kernel = kernel[np.isfinite(kernel)]  # a window hides the offsets beyond it
+        length = len(kernel)
         grid = _observed_block(kernel)
+    _check_target(target, length)
+    measured = np.full(length, np.nan)
+    diagonals = diagonal_means(mean, visible)[:length]
+    measured[: len(diagonals)] = diagonals
     target = int(np.argmax(kernel[:trained])) if target is None else int(target)
     qk_values, overlap = qk_svd(host, reading, target)
     amplitudes, phases, frequencies, constant = parts

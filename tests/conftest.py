@@ -11,3 +11,22 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def trained(encoding, d=3, seed=0, **arguments):
+    """A one-head model that copies the token d back, trained at 16 tokens."""
+    from lenprobe import FixedOffset, build, fit
+
+    model = build(encoding, seed=seed, **arguments)
+    fit(model, FixedOffset(d), [16], seed=seed, progress=False)
+    return model
+
+
+@pytest.fixture(scope="session")
+def trained_rope():
+    return trained("rope")
+
+
+@pytest.fixture(scope="session")
+def trained_learned():
+    return trained("learned")
