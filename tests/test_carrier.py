@@ -179,6 +179,32 @@ def test_margin_and_percentile_against_plain_numpy():
 # --- the QK circuit ------------------------------------------------------------------------------
 
 
+def huggingface_projections(name, layer, head):
+    """W_Q, b_Q and W_K, b_K of a head as Hugging Face keeps them, inputs first."""
+    model = tiny.huggingface(name)
+    weights = {n: p.detach().double().numpy() for n, p in model.named_parameters()}
+    size, heads = 8, 4
+
+    def own(kind):
+        if name == "gpt2":
+            place = f"transformer.h.{layer}.attn.c_attn"
+            part = slice(0, 32) if kind == "q" else slice(32, 64)
+            w, b = weights[f"{place}.weight"][:, part].T, weights[f"{place}.bias"][part]
+        elif name == "neox":
+            place = f"gpt_neox.layers.{layer}.attention.query_key_value"
+            w = weights[f"{place}.weight"].reshape(heads, 3, size, 32)[:, "qk".index(kind)]
+            b = weights[f"{place}.bias"].reshape(heads, 3, size)[:, "qk".index(kind)]
+        else:
+            (place,) = (n for n in weights if f"layers.{layer}." in n and f"{kind}_proj.w" in n)
+            w = weights[place]
+            b = weights.get(place.replace("weight", "bias"), np.zeros(len(w)))
+        w, b = w.reshape(-1, size, 32), b.reshape(-1, size)
+        at = head * len(w) // heads
+        return w[at].T, b[at]
+
+    return own("q"), own("k")
+
+
 @pytest.mark.bridge
 @pytest.mark.parametrize("name", ["llama", "neox", "gpt2", "opt", "phi"])
 def test_qk_singular_values_against_the_whole_matrix(name):
@@ -187,20 +213,17 @@ def test_qk_singular_values_against_the_whole_matrix(name):
     head = carrier.provenance.head
     reading = read(model, tiny.tokens(), 1, [head])
     x = reading.inputs.double().reshape(-1, 32).numpy()
-    q, k = (t.reshape(-1, t.shape[-1]).numpy() for t in (reading.q, reading.k))
-    design = np.c_[x, np.ones(len(x))]  # q and k as affine maps of the input, by least squares
-    (w_q, b_q), (w_k, b_k) = (
-        (w[:-1], w[-1]) for w in (np.linalg.lstsq(design, t, rcond=None)[0] for t in (q, k))
-    )
+    (w_q, b_q), (w_k, b_k) = huggingface_projections(name, layer=1, head=head)
     mean = x.mean(0)
     left, right = (w + np.outer(mean, b) / (mean @ mean) for w, b in ((w_q, b_q), (w_k, b_k)))
-    turn = np.eye(q.shape[1])
+    size = w_q.shape[1]
+    turn = np.eye(size)
     if reading.rotation is not None:
         at = torch.tensor([0])
-        basis = torch.eye(q.shape[1], dtype=torch.float64)[None, :, None]
+        basis = torch.eye(size, dtype=torch.float64)[None, :, None]
         turned = [
             reading.rotation.apply(basis[:, d : d + 1], at + target)[0, 0, 0].numpy()
-            for d in range(q.shape[1])
+            for d in range(size)
         ]
         turn = np.array(turned)  # row d: basis vector d turned to the target position
     whole = reading.scale * left @ turn @ right.T

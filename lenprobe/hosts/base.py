@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from lenprobe.rotation import Rotation
 
+TABLE_LIMIT = 1e-6
+"""Largest error of a rotary table that counts as rounding, a position."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -218,6 +221,23 @@ class Host(ABC):
             )
 
 
+def table_error(
+    rotation: Rotation, cos: Float[Tensor, "pos dim"], sin: Float[Tensor, "pos dim"], *, first: int
+) -> float:
+    """How far the host's tables are from the rotation's, a position.
+
+    The angle that a float32 table holds is off by a rounding that grows with the position, so
+    errors count relative to it; what a table in half precision cannot hold at all is let pass.
+    """
+    positions = torch.arange(first, first + cos.shape[0], device=cos.device)
+    own = [rotation.host_layout(t) for t in rotation.table(positions, torch.float64)]
+    coarse = rotation.magnitude * torch.finfo(cos.dtype).eps
+    return max(
+        (((mine - theirs.double()).abs() - coarse) / (1 + positions[:, None])).max().item()
+        for mine, theirs in zip(own, (cos, sin), strict=True)
+    )
+
+
 def verify_table(
     rotation: Rotation,
     cos: Float[Tensor, "pos dim"],
@@ -228,22 +248,15 @@ def verify_table(
 ) -> None:
     """Raises where the host's tables are not those of the rotation.
 
-    A float32 table may be off by its rounding, which grows with the position; a table of another
-    base, scaling or layout is off by far more.
+    Tables of another base, scaling or layout are off by far more than by their rounding.
     """
-    positions = torch.arange(first, first + cos.shape[0], device=cos.device)
-    own = [rotation.host_layout(t) for t in rotation.table(positions, torch.float64)]
-    worst = max(
-        ((mine - theirs.double()).abs() / (1 + positions[:, None])).max().item()
-        for mine, theirs in zip(own, (cos, sin), strict=True)
-    )
-    limit = 2e-2 if cos.dtype in (torch.bfloat16, torch.float16) else 1e-6
-    if not worst <= limit:
+    error = table_error(rotation, cos, sin, first=first)
+    if not error <= TABLE_LIMIT:
         raise ValueError(
-            f"{where}: the rotary tables in use are off by {worst:.1e} a position from every "
-            f"frequency rule that lenprobe knows (limit {limit:.0e}): a rope scaling it does not "
-            "know, or tables that came with a checkpoint of another base. Known: default, linear, "
-            "llama3, yarn, and dynamic within the original context"
+            f"{where}: the rotary tables in use are off by {error:.1e} a position from every "
+            f"frequency rule that lenprobe knows (limit {TABLE_LIMIT:.0e}): a rope scaling it does "
+            "not know, or tables that came with a checkpoint of another base. Known: default, "
+            "linear, llama3, yarn, and dynamic within the original context"
         )
 
 
@@ -298,6 +311,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """The model's floating weights in another dtype, for the length of the block.
 
     The parameters keep their identity; they and the buffers get their own storage back, to the bit.
+    Rotary frequencies stay as they are: a model loaded in a small dtype keeps them in float32.
     """
     modules = _modules(model)
     parameters = (p for module in modules for p in module._parameters.values() if p is not None)
@@ -309,7 +323,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 parameter.data = data.to(dtype)
         for module in modules:
             for name, buffer in list(module._buffers.items()):
-                if buffer is not None and buffer.is_floating_point():
+                kept_wide = buffer is None or name.endswith("inv_freq")
+                if not kept_wide and buffer.is_floating_point():
                     module._buffers[name] = buffer.to(dtype)
         yield
     finally:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lenprobe.hosts.base import Geometry, Host, Projection, verify_table
+from lenprobe.hosts.base import Geometry, Host, Projection, table_error, verify_table
 from lenprobe.rotation import Rotation
 
 _SCALES = ("scaling", "softmax_scale", "inv_norm_factor", "scale_attn")
@@ -85,19 +85,19 @@ class BridgeHost(Host):
         adjacent = bool(getattr(self.cfg, "rotary_adjacent_pairs", False))
         magnitude = float(torch.hypot(cos[0, 0].double(), sin[0, 0].double()))
         where = f"{self.architecture} layer {layer}"
-        error: ValueError | None = None
-        for frequencies in self._frequencies(cos.shape[-1] // 2):
-            rotation = Rotation.of(frequencies, adjacent=adjacent, magnitude=magnitude)
-            try:
-                verify_table(_halves(rotation), cos, sin, first=self.first_position, where=where)
-            except ValueError as failed:
-                error = failed
-                continue
-            return rotation
-        raise error or ValueError(
-            f"{where}: the model rotates queries and keys, but has no inverse frequencies that "
-            "lenprobe can find (a buffer named *inv_freq)"
-        )
+        found = [
+            Rotation.of(frequencies, adjacent=adjacent, magnitude=magnitude)
+            for frequencies in self._frequencies(cos.shape[-1] // 2)
+        ]
+        if not found:
+            raise ValueError(
+                f"{where}: the model rotates queries and keys, but has no inverse frequencies that "
+                "lenprobe can find (a buffer named *inv_freq)"
+            )
+        first = self.first_position
+        best = min(found, key=lambda each: table_error(_halves(each), cos, sin, first=first))
+        verify_table(_halves(best), cos, sin, first=first, where=where)
+        return best
 
     def _frequencies(self, pairs: int) -> Iterator[np.ndarray]:
         """Every table of inverse frequencies that the model keeps."""
