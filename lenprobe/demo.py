@@ -194,7 +194,7 @@ def _study(
     lengths = [round(ratio * train_length) for ratio in RATIOS]
     task = FixedOffset(offset)
     model = build(encoding, d_vocab=task.d_vocab, n_ctx=2 * lengths[-1], seed=seed)
-    trained = range(task.min_length, train_length + 1)
+    trained = [train_length]
     history = fit(model, task, trained, steps, seed=seed, progress=progress)
     long = random_tokens(task.d_vocab, _SEQUENCES, lengths[-1], seed)
     reach = _REACH * train_length if encoding == "rope" else None
