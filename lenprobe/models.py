@@ -7,6 +7,7 @@ encodings, and attention without a softmax, need 3.9.
 
 import json
 import math
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from lenprobe import encodings
@@ -131,11 +133,13 @@ def config(
     if _has_hooked():
         from transformer_lens import HookedTransformerConfig
 
-        return HookedTransformerConfig(**fields)
+        with _random_state_kept():
+            return HookedTransformerConfig(**fields)
     _check_native(kind, rotary_base)
     from transformer_lens.config import TransformerBridgeConfig
 
-    return TransformerBridgeConfig(**fields)
+    with _random_state_kept():
+        return TransformerBridgeConfig(**fields)
 
 
 def build(encoding: str, *, attention: Attention = "softmax", **arguments: Any) -> Any:
@@ -270,10 +274,15 @@ def _native(cfg: Any) -> Any:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """The hosts seed the global generator; it is put back."""
+    """The hosts seed the global generators of torch, NumPy and Python; they are put back."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices):
-        yield
+    plain, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (the host's doing)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _has_hooked() -> bool:

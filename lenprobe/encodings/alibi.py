@@ -9,15 +9,12 @@ from lenprobe.encodings.features import FeatureMap, OffsetFeatures
 
 
 def slopes(n_heads: int) -> np.ndarray:
-    """The slope m of each head, 2^(−8h/n_heads) for heads h = 1 .. n_heads, a power of two of them.
+    """The slope m of each head as the host has it: 2^(−8h/n_heads) for h = 1 .. n_heads.
 
     >>> slopes(2).tolist()
     [0.0625, 0.00390625]
     """
-    power = 2 ** int(np.floor(np.log2(n_heads)))
-    own = 2.0 ** (-8 * np.arange(1, power + 1) / power)
-    more = 2.0 ** (-8 * np.arange(1, 2 * power + 1, 2) / (2 * power))
-    return np.concatenate([own, more[: n_heads - power]])
+    return 2.0 ** (-8 * np.arange(1, n_heads + 1) / n_heads)
 
 
 class Alibi(Encoding):
