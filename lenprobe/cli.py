@@ -25,12 +25,13 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         from lenprobe.results import versions
 
         typer.echo(versions()["lenprobe"])
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
@@ -85,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: what stands after ``lenprobe``; the process's own by default.
     """
-    given = None if arguments is None else list(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=given, prog_name="lenprobe", standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name="lenprobe", standalone_mode=False)
     except _UsageError as error:
         return _fail(_usage(error))
     except (ValueError, ImportError, OSError) as error:

@@ -30,3 +30,11 @@ def trained_rope():
 @pytest.fixture(scope="session")
 def trained_learned():
     return trained("learned")
+
+
+@pytest.fixture(scope="session")
+def shared_demo(tmp_path_factory):
+    """The main job at its defaults, run once a worker."""
+    from lenprobe.demo import demo
+
+    return demo(out=tmp_path_factory.mktemp("demo"), progress=False)

@@ -5,11 +5,13 @@ import subprocess
 import zipfile
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 import torch
 
-from lenprobe import pretrained
+from lenprobe import carrier_of, equivariance_of, pretrained
 from lenprobe.pretrained import fetch, smollm2, smollm2_folder
+from lenprobe.reading import stream
 
 HOSTS = ("bridge", "hooked") if version("transformer-lens").startswith("3.") else ("bridge",)
 
@@ -123,3 +125,40 @@ class TestFetched:
         with torch.no_grad():
             bridge, hooked = (smollm2(host)(tokens) for host in HOSTS)
         assert (bridge - hooked).abs().max() < 1e-3
+
+    @pytest.mark.bridge
+    def test_the_logits_read_make_the_pattern_on_all_270_heads(self) -> None:
+        model = smollm2()
+        tokens = torch.randint(0, 49152, (2, 128), generator=torch.Generator().manual_seed(0))
+
+        def check(reading):
+            softmax = reading.logits.double().softmax(-1)
+            return (softmax - reading.pattern).abs().amax(dim=(0, 2, 3)), reading.self_check
+
+        found = stream(model, tokens, check)
+        errors = torch.stack([error for error, _ in found.values()])
+        assert errors.shape == (30, 9) and errors.max() <= 1e-4
+        assert max(own for _, own in found.values()) <= 1e-4
+
+    @pytest.mark.skipif(len(HOSTS) < 2, reason="this TransformerLens has one host")
+    def test_both_hosts_give_the_same_carrier_and_equivariance(self) -> None:
+        tokens = torch.randint(0, 49152, (4, 64), generator=torch.Generator().manual_seed(0))
+        for layer, head in ((0, 2), (5, 3), (29, 8)):
+            one, two = (carrier_of(smollm2(host), layer, head, tokens) for host in HOSTS)
+            spread = one.kernel.std()
+            np.testing.assert_allclose(one.kernel, two.kernel, atol=2e-3 * spread)
+            np.testing.assert_allclose(one.measured, two.measured, atol=2e-3 * spread)
+            assert one.peak == two.peak and one.horizon == two.horizon
+            np.testing.assert_allclose(one.frequencies, two.frequencies, rtol=1e-5)
+            top = one.qk_singular_values[0]
+            np.testing.assert_allclose(
+                one.qk_singular_values, two.qk_singular_values, atol=1e-3 * top
+            )
+
+    @pytest.mark.bridge
+    @pytest.mark.parametrize("host", HOSTS)
+    def test_rotation_is_exact_and_half_precision_is_read(self, host) -> None:
+        tokens = torch.randint(0, 49152, (1, 24), generator=torch.Generator().manual_seed(0))
+        found = equivariance_of(smollm2(host), 5, 3, tokens, shifts=[4096])
+        assert found.errors["float64"] <= 1e-10 and found.errors["float32"] <= 1e-4
+        assert found.errors["float16"] <= 0.1 and found.errors["bfloat16"] <= 1.0

@@ -317,7 +317,11 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     parameters = (p for module in modules for p in module._parameters.values() if p is not None)
     kept = {id(p): (p, p.data) for p in parameters}
     buffers = [(module, dict(module._buffers)) for module in modules]
+    configurations = [c for m in modules if hasattr(c := getattr(m, "cfg", None), "dtype")]
+    dtypes = [cfg.dtype for cfg in configurations]
     try:
+        for cfg in configurations:  # norms cast to what the configuration says
+            cfg.dtype = dtype
         for parameter, data in kept.values():
             if data.is_floating_point():
                 parameter.data = data.to(dtype)
@@ -328,6 +332,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                     module._buffers[name] = buffer.to(dtype)
         yield
     finally:
+        for cfg, own_dtype in zip(configurations, dtypes, strict=True):
+            cfg.dtype = own_dtype
         for parameter, data in kept.values():
             parameter.data = data
         for module, own in buffers:
