@@ -375,6 +375,8 @@ def _check_settings(steps: int, batch: int, learning_rate: float, weight_decay: 
 
 
 def _bar(steps: int, name: str, progress: bool) -> Any:
+    if not progress:
+        return range(steps)
     from tqdm.auto import tqdm
 
-    return tqdm(range(steps), desc=f"training {name}", unit="step", disable=not progress)
+    return tqdm(range(steps), desc=f"training {name}", unit="step")
