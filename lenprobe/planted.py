@@ -54,7 +54,7 @@ class Truth:
         """Relative, absolute, other positional and content share at a length, by definition.
 
         >>> pin(slot=2).truth.shares(64).round(2).tolist()
-        [0.09, 0.91, 0.0, 0.0]
+        [0.02, 0.98, 0.0, 0.0]
 
         Raises:
             ValueError: the shares of this kind of head are not known, or not at this length.

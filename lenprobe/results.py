@@ -157,7 +157,8 @@ def figure_to_img(figure: Any, width: int = 640) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="plot" style="max-width:{width}px;width:100%" src="data:image/png;base64,{data}">'
+    style = f"display:block;max-width:{width}px;width:100%"
+    return f'<img alt="plot" style="{style}" src="data:image/png;base64,{data}">'
 
 
 def _fields(result: Result) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class Host(ABC):
     def description(self) -> str:
         """Architecture, host and size in one phrase."""
         size = f"{self.n_layers}L{self.n_heads}H d{self.cfg.d_model}"
-        return f"{self.architecture} ({self.name}, {self.positions}, {size})"
+        names = dict.fromkeys((self.architecture, self.name))  # the two may be one
+        first, *rest = names
+        return f"{first} ({', '.join((*rest, self.positions, size))})"
 
     @property
     def n_layers(self) -> int:
