@@ -1,6 +1,6 @@
 """lenprobe: by what rule does an attention head pick its key, how exactly, and up to what length.
 
-Everything here is loaded when it is first used; ``import lenprobe`` itself imports no TransformerLens.
+Everything here is loaded when it is first used; ``import lenprobe`` imports no TransformerLens.
 """
 
 from importlib import import_module

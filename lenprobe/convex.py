@@ -12,14 +12,14 @@ Definition: ours.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import linalg, sparse
 from scipy.sparse.linalg import splu
 
-Design = np.ndarray | sparse.csr_array
+Design: TypeAlias = np.ndarray | sparse.csr_array
 """Features of pairs, one row a pair: dense, or sparse where most are zero."""
 
 GRADIENT_TOLERANCE = 1e-9

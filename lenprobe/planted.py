@@ -651,7 +651,7 @@ def _match(
     partner: int,
     key_block: int,
 ) -> None:
-    """Plants strength · [token of the key's block = query's token + partner] where nothing turns."""
+    """Plants strength · [token of the key's block = query's + partner] where nothing turns."""
     tokens = torch.arange(shape.d_vocab)
     gain = math.sqrt(strength * math.sqrt(shape.d_head))
     still = shape.rotary_dim

@@ -347,8 +347,8 @@ def _check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
         raise ValueError("lengths is empty; give at least one sequence length")
     if task.d_vocab > host.d_vocab:
         raise ValueError(
-            f"task {task.name!r} has d_vocab={task.d_vocab} tokens, the model {host.d_vocab}; build "
-            f"the model with d_vocab={task.d_vocab}, or give the task fewer"
+            f"task {task.name!r} has d_vocab={task.d_vocab} tokens, the model {host.d_vocab}; "
+            f"build the model with d_vocab={task.d_vocab}, or give the task fewer"
         )
     for length in found:
         if length < task.min_length or not (task.sources(max(length, 1)) >= 0).any():

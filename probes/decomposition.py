@@ -261,7 +261,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Design:
-    """The least-squares problem of one mask: which pairs are visible, and how to solve for r and c."""
+    """The least-squares problem of one mask: which pairs are visible, and how to solve for r, c."""
 
     query: Int[np.ndarray, " pair"]
     key: Int[np.ndarray, " pair"]

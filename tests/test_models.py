@@ -15,6 +15,10 @@ from lenprobe.weights import set_weights, weights_of
 TOKENS = torch.randint(0, 16, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
+def numpy_state():
+    return np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
 def hooked():
     try:
         from transformer_lens import HookedTransformer  # noqa: F401
@@ -27,10 +31,10 @@ def hooked():
 @pytest.mark.parametrize("name", ["rope", "learned", "learned_offset"])
 def test_both_majors_build_it_from_a_seed_alone(name):
     build(name)  # imports the host; type checks at run time draw from Python's own generator
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    before = torch.get_rng_state(), numpy_state()
     one, same, other = build(name, seed=3), build(name, seed=3), build(name, seed=4)
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
+    assert numpy_state() == before[1]
     assert torch.equal(one(TOKENS), same(TOKENS)) and not torch.equal(one(TOKENS), other(TOKENS))
     assert spec_of(one).encoding == name and spec_of(one).train_length is None
 

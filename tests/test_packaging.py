@@ -64,9 +64,7 @@ def test_only_hosts_and_models_import_transformer_lens():
     allowed = {"models.py", "pretrained.py"}
     for path in (*(ROOT / "lenprobe").glob("*.py"), *(ROOT / "probes").glob("*.py")):
         names = {
-            module
-            for node in ast.walk(ast.parse(path.read_text()))
-            for module in _imported(node)
+            module for node in ast.walk(ast.parse(path.read_text())) for module in _imported(node)
         }
         if path.name not in allowed:
             assert not any(name.split(".")[0] == "transformer_lens" for name in names), path
@@ -104,8 +102,10 @@ def test_a_wheel_holds_the_probes_once(tmp_path):
     import zipfile
 
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        + ["-w", str(tmp_path), str(_copy(tmp_path / "src"))],
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("-w", str(tmp_path), str(_copy(tmp_path / "src"))),
+        ],
         check=True,
     )
     (wheel,) = tmp_path.glob("*.whl")

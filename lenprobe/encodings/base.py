@@ -72,7 +72,7 @@ class Encoding(ABC):
     def features(self, settings: FeatureSettings) -> list[FeatureMap]:
         """φ for α_L: one feature map, or one a random table."""
 
-    def install(self, model: Any) -> None:
+    def install(self, model: Any) -> None:  # noqa: B027  (most add nothing)
         """Adds to a built model what the host lacks; nothing for most encodings."""
 
     def position_rows(

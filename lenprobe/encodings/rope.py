@@ -14,14 +14,13 @@ class Rope(Encoding):
     name = "rope"
     on_bridge = True
 
-    def configure(
-        self, *, d_head: int, rotary_base: float, rotary_dim: int | None, **_: Any
-    ) -> dict[str, Any]:
+    def configure(self, **sizes: Any) -> dict[str, Any]:
         """All dimensions of a head turn by default."""
+        turning = sizes["rotary_dim"]
         return {
             "positional_embedding_type": "rotary",
-            "rotary_dim": d_head if rotary_dim is None else rotary_dim,
-            "rotary_base": rotary_base,
+            "rotary_dim": sizes["d_head"] if turning is None else turning,
+            "rotary_base": sizes["rotary_base"],
             "rotary_adjacent_pairs": True,
         }
 

@@ -36,6 +36,7 @@ class BucketBias(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(BUCKETS, n_heads, dtype=dtype))
         buckets = torch.from_numpy(bucket_of(np.arange(MAX_DISTANCE + 1)))
+        self.bucket: Tensor
         self.register_buffer("bucket", buckets, persistent=False)
 
     def forward(

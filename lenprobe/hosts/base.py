@@ -319,7 +319,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     parameters = (p for module in modules for p in module._parameters.values() if p is not None)
     kept = {id(p): (p, p.data) for p in parameters}
     buffers = [(module, dict(module._buffers)) for module in modules]
-    configurations = [c for m in modules if hasattr(c := getattr(m, "cfg", None), "dtype")]
+    owned: list[Any] = [getattr(module, "cfg", None) for module in modules]
+    configurations = [cfg for cfg in owned if hasattr(cfg, "dtype")]
     dtypes = [cfg.dtype for cfg in configurations]
     try:
         for cfg in configurations:  # norms cast to what the configuration says
@@ -329,8 +330,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 parameter.data = data.to(dtype)
         for module in modules:
             for name, buffer in list(module._buffers.items()):
-                kept_wide = buffer is None or name.endswith("inv_freq")
-                if not kept_wide and buffer.is_floating_point():
+                narrows = buffer is not None and buffer.is_floating_point()
+                if buffer is not None and narrows and not name.endswith("inv_freq"):
                     module._buffers[name] = buffer.to(dtype)
         yield
     finally:

@@ -42,7 +42,7 @@ class HookedHost(Host):
         return self.cfg.positional_embedding_type == "rotary" and (self.cfg.rotary_dim or 0) > 0
 
     def taps(self, layer: int) -> Mapping[str, nn.Module]:
-        attn = self.attn(layer)
+        attn: Any = self.attn(layer)
         # A cached ALiBi table makes equal inputs give logits that differ by a row constant.
         if self.cfg.positional_embedding_type == "alibi":
             attn.alibi = None

@@ -26,7 +26,7 @@ class ScorePoint(HookPoint):
         self, x: Float[Tensor, "batch head query key"]
     ) -> Float[Tensor, "batch head query key"]:
         """The logits with the bias."""
-        return x if self.bias is None else self.bias(x)  # type: ignore[no-any-return]
+        return x if self.bias is None else self.bias(x)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; the hooks have run when the logits are kept."""
