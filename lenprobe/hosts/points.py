@@ -15,7 +15,7 @@ class ScorePoint(HookPoint):
     """A score hook that can add a position bias, and keep the logits for a linear pattern."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bias: nn.Module | None = None
         """From logits to biased logits; acts before any hook sees them."""
         self.keep = False
@@ -40,7 +40,7 @@ class LinearPattern(HookPoint):
     """A pattern hook whose pattern is the raw masked logits: attention without a softmax."""
 
     def __init__(self, scores: ScorePoint) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._scores = (scores,)  # in a tuple, so that it is no submodule of this one
 
     def forward(
