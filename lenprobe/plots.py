@@ -198,6 +198,43 @@ def plot_equivariance(
     return _tidy(ax)
 
 
+def plot_forecast(
+    lengths: Int[np.ndarray, " length"],
+    curves: Mapping[str, tuple[Float[np.ndarray, " length"], Float[np.ndarray, " length"]]],
+    *,
+    train_length: int | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Shares against sequence length: a line for what was forecast, marks for what was measured.
+
+    >>> n, share = np.array([16, 32]), np.array([1.0, 0.5])
+    >>> plot_forecast(n, {"accuracy": (share, share)}).get_xlabel()
+    'sequence length n (tokens)'
+
+    Args:
+        lengths: n, in tokens.
+        curves: by name, the forecast and the measurement (NaN for none), in 0..1.
+        train_length: shades what is longer.
+        ax: where to draw; new axes by default.
+    """
+    ax = _axes(ax)
+    for (name, (forecast, measured)), (colour, marker, dash) in zip(
+        curves.items(), _styles(len(curves)), strict=True
+    ):
+        ax.plot(lengths, forecast, dash, color=colour, label=f"{name}, forecast")
+        label = f"{name}, measured"
+        ax.plot(lengths, measured, marker, color=colour, mfc="none", ms=8, label=label)
+    ax.set_xscale("log", base=2)
+    _length_ticks(ax, lengths)
+    if train_length is not None:
+        right = ax.get_xlim()[1]
+        ax.axvspan(train_length, right, color=GREY, alpha=0.1, lw=0, label="longer than trained")
+        ax.set_xlim(right=right)
+    ax.set(xlabel="sequence length n (tokens)", ylabel="share", ylim=(-0.03, 1.05))
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False, fontsize=8)
+    return _tidy(ax)
+
+
 def plot_heatmap(
     values: Float[np.ndarray, "row column"],
     *,
