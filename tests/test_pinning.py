@@ -71,7 +71,7 @@ def test_the_result_is_kept_and_drawn(tmp_path):
     again = Pinning.load(found.save(tmp_path / "p.safetensors"))
     np.testing.assert_array_equal(again.argmax_shares, found.argmax_shares)
     assert len(found.to_frame()) == 24 and found.argmax_shares.sum() == pytest.approx(1.0)
-    assert found.plot().get_ylabel() == "share of argmax" and "uniform choice" in str(found)
+    assert found.plot().get_ylabel() == "share of argmax" and "uniform" in str(found)
 
 
 @pytest.mark.bridge
