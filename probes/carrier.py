@@ -260,6 +260,19 @@ def carrier_of(
     tokens = default_tokens(host, seed) if tokens is None else tokens
     tokens = check_tokens(host, tokens)
     reading = read(model, tokens, layer, [head])
+    return carrier_from(host, reading, tokens, length=length, target=target, seed=seed)
+
+
+def carrier_from(
+    host: Host,
+    reading: LayerReading,
+    tokens: Int[Tensor, "batch pos"],
+    *,
+    length: int | None = None,
+    target: int | None = None,
+    seed: int | None = None,
+) -> Carrier:
+    """:func:`carrier_of` on one head that has been read already."""
     n = tokens.shape[1]
     trained = train_length_of(host, tokens)
     rotates = reading.rotation is not None and reading.q is not None
