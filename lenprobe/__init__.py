@@ -11,8 +11,16 @@ if TYPE_CHECKING:
     from lenprobe.models import config as config
     from lenprobe.models import load as load
     from lenprobe.models import save as save
+    from lenprobe.portrait import portrait_of as portrait_of
+    from lenprobe.probes.alpha import alpha as alpha
+    from lenprobe.probes.alpha import alpha_of as alpha_of
     from lenprobe.probes.carrier import carrier_of as carrier_of
+    from lenprobe.probes.decomposition import decompose as decompose
+    from lenprobe.probes.dilution import dilution_of as dilution_of
     from lenprobe.probes.equivariance import equivariance_of as equivariance_of
+    from lenprobe.probes.pinning import pinning_of as pinning_of
+    from lenprobe.probes.routing import routing_of as routing_of
+    from lenprobe.probes.rule import rule_of as rule_of
     from lenprobe.tasks import AbsoluteSlot as AbsoluteSlot
     from lenprobe.tasks import FixedOffset as FixedOffset
     from lenprobe.tasks import HalfCopy as HalfCopy
@@ -30,6 +38,14 @@ _HOME = {
     "save": "lenprobe.models",
     "carrier_of": "lenprobe.probes.carrier",
     "equivariance_of": "lenprobe.probes.equivariance",
+    "alpha": "lenprobe.probes.alpha",
+    "alpha_of": "lenprobe.probes.alpha",
+    "decompose": "lenprobe.probes.decomposition",
+    "dilution_of": "lenprobe.probes.dilution",
+    "pinning_of": "lenprobe.probes.pinning",
+    "portrait_of": "lenprobe.portrait",
+    "routing_of": "lenprobe.probes.routing",
+    "rule_of": "lenprobe.probes.rule",
     "AbsoluteSlot": "lenprobe.tasks",
     "FixedOffset": "lenprobe.tasks",
     "HalfCopy": "lenprobe.tasks",

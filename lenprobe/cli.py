@@ -63,6 +63,28 @@ def _demo(
     typer.echo(strict_json(result.as_dict()) if as_json else result.summary())
 
 
+@app.command("probe")
+def _probe(
+    model: Annotated[
+        str, typer.Argument(help="A saved lenprobe model, smollm2, or a Hugging Face id or folder.")
+    ],
+    layer: Annotated[int, typer.Option(help="0-based.")] = 0,
+    head: Annotated[int, typer.Option(help="0-based.")] = 0,
+    train_length: Annotated[
+        int | None, typer.Option(help="Positions from here on are new; the model's own if known.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of tokens, draws and the random head.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Ask every probe about one head."""
+    with _stdout_kept():
+        from lenprobe.portrait import portrait_of
+        from lenprobe.pretrained import open_model
+
+        found = portrait_of(open_model(model), layer, head, train_length=train_length, seed=seed)
+    typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
+
+
 @app.command("fetch")
 def _fetch(
     name: Annotated[str, typer.Argument(help="What to fetch: smollm2.")],

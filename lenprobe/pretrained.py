@@ -77,6 +77,33 @@ def smollm2(
     return build(hf.to(device), tokenizer, dtype).eval()
 
 
+def open_model(name: str) -> Any:
+    """The model of a name, ready to probe.
+
+    Args:
+        name: a folder that ``lenprobe.save`` wrote, ``smollm2``, or the folder or id of a Hugging
+            Face model, which becomes a TransformerBridge.
+
+    Raises:
+        FileNotFoundError: nothing of that name is here, and it has no form of a Hugging Face id.
+        OSError: Hugging Face has no such model, or cannot be reached.
+    """
+    from lenprobe.models import is_saved, load
+
+    if name == "smollm2":
+        return smollm2()
+    if is_saved(name):
+        return load(name)
+    if not Path(name).exists() and name.count("/") != 1:
+        raise FileNotFoundError(
+            f"model={name!r} is no folder here; give a folder that lenprobe.save wrote, 'smollm2', "
+            "or the folder or id (owner/name) of a Hugging Face model"
+        )
+    from transformer_lens.model_bridge import TransformerBridge
+
+    return TransformerBridge.boot_transformers(name, device="cpu").eval()
+
+
 def smollm2_folder() -> Path:
     """Where ``fetch`` puts SmolLM2, whether it is there or not."""
     return _cache() / "smollm2-135m-instruct"

@@ -253,7 +253,8 @@ def _assemble(
         masked = scores <= _masked_below(scores.dtype)
         visible = ~masked[0, 0]
         logits = scores.masked_fill(masked, -math.inf)
-        _check_qk(where, q, k, geometry, positions, logits, visible)
+        dtype = min(scores.dtype, kept.get("q", scores).dtype, key=lambda each: each.itemsize)
+        _check_qk(where, q, k, geometry, positions, logits, visible, dtype)
     error = _pattern_error(logits, pattern, host.attention)
     if not error <= TOLERANCE[pattern.dtype]:
         raise UnverifiedReading(
@@ -352,8 +353,12 @@ def _check_qk(
     positions: Tensor,
     logits: Tensor,
     visible: Tensor,
+    dtype: torch.dtype,
 ) -> None:
-    """Raises where q, k and the rotation do not make the logits, on a spread of query rows."""
+    """Raises where q, k and the rotation do not make the logits, on a spread of query rows.
+
+    ``dtype`` is the coarsest that the products went through.
+    """
     if q is None or k is None:
         return
     length = q.shape[1]
@@ -366,7 +371,7 @@ def _check_qk(
         difference = (difference - difference[:1]).masked_fill(~seen, 0.0)
     spread = own.masked_fill(~seen, 0.0).abs().amax().item()
     rounding = 1e-6 * (int(positions[-1]) + 100)  # of float32 tables, grows with the position
-    unit = {torch.bfloat16: 5e-2, torch.float16: 1e-2}.get(logits.dtype, 0.0) + rounding
+    unit = {torch.bfloat16: 5e-2, torch.float16: 1e-2}.get(dtype, 0.0) + rounding
     if not difference.abs().amax().item() <= unit * (1.0 + spread):
         raise UnverifiedReading(
             f"{where}: q, k, the rotation and the scale read do not make the logits: off by "

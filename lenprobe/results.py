@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="Result")
 
+_LISTED = 64  # numbers of an array that as_dict lists
 _VERSIONED = ("lenprobe", "transformer-lens", "torch", "transformers", "numpy")
 
 
@@ -91,6 +92,19 @@ class Result:
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """The finding as a picture; returns the Axes drawn on."""
         raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures in plain values, arrays of up to 64 numbers as lists; longer ones left out.
+
+        Numbers that are not finite stay so.
+        """
+        found = {name: value for name, value in _fields(self).items() if name != "provenance"}
+        plain = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in found.items()
+            if not isinstance(value, np.ndarray) or value.size <= _LISTED
+        }
+        return {**plain, "summary": self.summary()}
 
     def __str__(self) -> str:
         return self.summary()

@@ -83,7 +83,7 @@ class Alpha(Result):
     """Mean cross-entropy on the short grid, in nats."""
     chance: Float[np.ndarray, " length"]
     """The share that source maps drawn uniformly among the visible keys would give."""
-    random_head: Float[np.ndarray, " length"]
+    random_head: Float[np.ndarray, " null"]
     """The same head at random initialisation; empty for an encoding class."""
 
     @property
@@ -233,7 +233,9 @@ def _verdicts(
     train_length: int,
 ) -> dict[str, Any]:
     """The fields that a class and a real head share."""
-    beyond = [[judge_new(kernel, rule, n, train_length) for n in measured] for kernel in kernels]
+    beyond = [
+        [judge_new(kernel, rule, n, train_length) for n in measured.tolist()] for kernel in kernels
+    ]
     return {
         "task": rule.name,
         "train_length": train_length,
@@ -241,7 +243,7 @@ def _verdicts(
         "shares": np.array([[verdict.share for verdict in draw] for draw in beyond]),
         "margins": np.array([[verdict.margin.min() for verdict in draw] for draw in beyond]),
         "fit_accuracy": np.array([judge_short(kernel, rule, fitted).share for kernel in kernels]),
-        "chance": np.array([chance(rule, n, train_length) for n in measured]),
+        "chance": np.array([chance(rule, n, train_length) for n in measured.tolist()]),
     }
 
 

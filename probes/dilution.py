@@ -90,10 +90,14 @@ class Dilution(Result):
 
     def summary(self) -> str:
         """Half length, mass and accuracy at the longest length."""
-        half = "none" if math.isinf(self.half_length) else f"{self.half_length:.0f}"
+        if self.half_length <= self.target + 1:
+            half = "never half of the mass"
+        elif math.isinf(self.half_length):
+            half = f"more than half of the mass up to length {self.lengths.max()}"
+        else:
+            half = f"less than half of the mass from length {self.half_length:.0f} on"
         return (
-            f"dilution at offset {self.target}: half of the mass up to length {half}; "
-            f"margin {self.margin:.2f} nats\n"
+            f"dilution at offset {self.target}: {half}; margin {self.margin:.2f} nats\n"
             f"target mass (law with content / measured): {_pairs(self, 'content_law')}\n"
             f"accuracy (forecast / measured): {_pairs(self, 'forecast')}"
         )

@@ -175,6 +175,18 @@ def routing_of(
         lenprobe.reading.UnverifiedReading: the logits cannot be read.
     """
     both = read_with_null(model, layer, head, tokens, seed=seed, at_least=4)
+    return routing_from(both, task=task, confidence=confidence, resamples=resamples)
+
+
+def routing_from(
+    both: HeadReading,
+    *,
+    task: Task | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+) -> Routing:
+    """:func:`routing_of` on a head that has been read already."""
+    seed = both.seed
     check_sequences(both.tokens.shape[0], confidence)
     if task is not None:
         _check_task(task, both)

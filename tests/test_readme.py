@@ -18,7 +18,9 @@ SHELL = [line for language, code in BLOCKS if language == "sh" for line in code.
 def test_its_python_runs(code, capsys):
     exec(compile(code, "README.md", "exec"), {})
     out = capsys.readouterr().out
-    assert "peak at offset 3" in out and "float64" in out
+    said = [line[2:] for line in code.splitlines() if line.startswith("# ")]
+    assert all(line in out for line in said)
+    assert said or ("peak at offset 3" in out and "float64" in out)
 
 
 @pytest.mark.weights
