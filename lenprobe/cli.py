@@ -85,6 +85,51 @@ def _probe(
     typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
 
 
+@app.command("alpha")
+def _alpha(
+    tasks: Annotated[
+        str, typer.Option(help="Tasks apart by commas: offset:3, slot:2, half-copy, ...")
+    ] = "",
+    encodings: Annotated[
+        str, typer.Option(help="Encodings apart by commas: rope, learned, table, ...")
+    ] = "",
+    train_length: Annotated[int, typer.Option(help="Fitted up to here, in tokens.")] = 16,
+    lengths: Annotated[str, typer.Option(help="Judged at, in tokens, apart by commas.")] = (
+        "32,64,128"
+    ),
+    out: Annotated[Path | None, typer.Option(help="Folder for alpha.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Tabulate how far rules carry under encodings, with no training."""
+    with _stdout_kept():
+        from lenprobe.alpha_table import TASKS, alpha_table, write_alpha
+        from lenprobe.encodings.classes import CLASSES
+
+        table = alpha_table(
+            _names(tasks) or TASKS,
+            _names(encodings) or CLASSES,
+            train_length,
+            [_number(word) for word in _names(lengths)],
+        )
+        if out is not None:
+            write_alpha(table, out / "alpha.html")
+    found = {**table.as_dict(), "alpha": table.alpha.tolist(), "spread": table.spread.tolist()}
+    typer.echo(strict_json(found) if as_json else table.summary())
+
+
+@app.command("bench")
+def _bench(
+    repeats: Annotated[int, typer.Option(help="Of each pair; the fastest counts.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Time readings and probes against named peers, as ratios."""
+    with _stdout_kept():
+        from lenprobe.bench import bench
+
+        found = bench(repeats=repeats)
+    typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
+
+
 @app.command("fetch")
 def _fetch(
     name: Annotated[str, typer.Argument(help="What to fetch: smollm2.")],
@@ -118,6 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", code=130)
     return code if isinstance(code, int) else 0
+
+
+def _names(words: str) -> list[str]:
+    return [word for word in words.replace(",", " ").split() if word]
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise ValueError(f"lengths holds {word!r}; give whole numbers of tokens, as 32,64,128")
+    return int(word)
 
 
 def _usage(error: Any) -> str:

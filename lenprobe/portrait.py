@@ -94,7 +94,9 @@ def portrait_of(
         "decomposition": decomposition_from(both),
         "routing": routing_from(both),
         "equivariance": equivariance_of(*where, seed=seed),
-        "dilution": dilution_of(*where, both.tokens, lengths=_lengths(both), seed=seed),
+        "dilution": dilution_of(
+            *where, both.tokens, lengths=_lengths(both), sequences=_sequences(both), seed=seed
+        ),
     }
     left_out = {}
     spec = spec_of(model)
@@ -114,6 +116,11 @@ def portrait_of(
         results=results,
         left_out=left_out,
     )
+
+
+def _sequences(both: HeadReading) -> int:
+    """As many as were read at the tokens' length, and no more than dilution takes by itself."""
+    return min(2048, max(8, both.tokens.shape[0]))
 
 
 def _lengths(both: HeadReading) -> list[int]:

@@ -51,6 +51,11 @@ def test_the_main_job_shows_the_claims(shared_demo):
         (["demo", "--train-length", "3"], "train_length=3 is out of range; take 4 to 128"),
         (["demo", "--steps", "0"], "steps=0 trains nothing"),
         (["demo", "--offset", "x"], "Invalid value for '--offset'"),
+        (["alpha", "--tasks", "sort"], "task='sort' is unknown; take offset:D"),
+        (["alpha", "--encodings", "roap"], "encodings are rope, learned"),
+        (["alpha", "--lengths", "8"], "lengths holds N=8, not beyond train_length=16"),
+        (["alpha", "--lengths", "x"], "lengths holds 'x'; give whole numbers"),
+        (["bench", "--repeats", "0"], "repeats=0 times nothing"),
         (["fetch", "gpt5"], "name='gpt5' cannot be fetched; take smollm2"),
         (["dance"], "No such command 'dance'"),
     ],
@@ -72,3 +77,34 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 def test_no_arguments_show_the_help(capsys):
     assert cli.main([]) == 0
     assert "demo" in "".join(capsys.readouterr())
+
+
+def test_the_alpha_table(tmp_path, capsys):
+    arguments = ["alpha", "--tasks", "offset:3,half-copy", "--encodings", "rope t5", "--json"]
+    assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tasks"] == ["offset 3", "half copy"] and found["encodings"] == ["rope", "t5"]
+    assert found["alpha"][0] == [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert max(max(row) for row in found["alpha"][1]) <= 0.1
+    assert "<img" in (tmp_path / "alpha.html").read_text()
+
+
+def test_every_cell_of_the_alpha_table(capsys):
+    """The rows of the theory, at the defaults (Han, Chai, Wang)."""
+    assert cli.main(["alpha"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = lines[2].split()
+    rows = {line[:9].strip(): dict(zip(head, line[9:].split(), strict=True)) for line in lines[3:]}
+    for encoding in ("rope", "t5", "table"):
+        assert all(float(rows[f"offset {d}"][encoding]) >= 0.99 for d in (1, 3, 8))
+        assert float(rows["half copy"][encoding]) <= 0.1 >= float(rows["reversal"][encoding])
+    assert float(rows["slot 2"]["sinusoidal"]) >= 0.95
+
+
+def test_the_bench_prints_ratios(capsys):
+    assert cli.main(["bench", "--repeats", "1", "--json"]) == 0
+    pairs = json.loads(capsys.readouterr().out)["pairs"]
+    assert len(pairs) == 4
+    for pair in pairs:
+        assert pair["ratio"] == pytest.approx(pair["seconds"] / pair["peer_seconds"])
+        assert pair["holds"] == (pair["ratio"] <= pair["at_most"])
