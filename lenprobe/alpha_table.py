@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from lenprobe.encodings.classes import CLASSES
 from lenprobe.probes.alpha import PENALTY, alpha
+from lenprobe.realize import check_lengths
 from lenprobe.results import Provenance, Result
 from lenprobe.tasks import AbsoluteSlot, FixedOffset, HalfCopy, Reversal, Strided, Task
 
@@ -124,6 +125,8 @@ def alpha_table(
             f"{', '.join(CLASSES)}"
         )
     wanted = tuple(int(length) for length in lengths)
+    for task in asked:
+        check_lengths(task, train_length, wanted)
     cells = [(task, encoding) for task in asked for encoding in encodings]
     bar = tqdm(cells, desc="α", unit="cell") if progress else cells
     found = [alpha(task, encoding, train_length, wanted) for task, encoding in bar]
