@@ -479,6 +479,24 @@ def train_length_of(host: Host, tokens: Int[Tensor, "batch pos"]) -> int:
     return trained or tokens.shape[1]
 
 
+def known_train_length(host: Host, train_length: int | None) -> int:
+    """The length trained on: as given, or as the model says.
+
+    Raises:
+        ValueError: neither says.
+    """
+    from lenprobe.models import spec_of
+
+    spec = spec_of(host.model)
+    known = train_length or (None if spec is None else spec.train_length)
+    if known is None:
+        raise ValueError(
+            f"{host.description} does not say on which length it was trained; give train_length, "
+            "the position from which on queries count as new"
+        )
+    return known
+
+
 def provenance(
     verb: str,
     host: Host,

@@ -34,6 +34,7 @@ from lenprobe.reading import (
     check_head,
     check_layer,
     check_tokens,
+    known_train_length,
     provenance,
     random_tokens,
     read,
@@ -287,7 +288,7 @@ def alpha_of(
     """
     host = host_of(model)
     layer, head = check_layer(host, layer), check_head(host, head)
-    train_length = _known_length(host, train_length)
+    train_length = known_train_length(host, train_length)
     wanted = _reachable(host, train_length) if lengths is None else list(lengths)
     tokens = _long_enough(host, tokens, max(wanted, default=2), seed)
     reading = read(model, tokens, layer, [head])
@@ -329,19 +330,6 @@ def positional_kernel(
 def _read_off(kernel: np.ndarray, train_length: int) -> Rule:
     kind, number, _ = best_rule(kernel, train_length)
     return FixedOffset(number) if kind == "offset" else AbsoluteSlot(number)
-
-
-def _known_length(host: Host, train_length: int | None) -> int:
-    from lenprobe.models import spec_of
-
-    spec = spec_of(host.model)
-    known = train_length or (None if spec is None else spec.train_length)
-    if known is None:
-        raise ValueError(
-            f"{host.description} does not say on which length it was trained; give train_length, "
-            "the length from which on queries count as new"
-        )
-    return known
 
 
 def _reachable(host: Host, train_length: int) -> list[int]:

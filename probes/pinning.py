@@ -23,13 +23,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lenprobe.hosts import Host, host_of
-from lenprobe.models import spec_of
+from lenprobe.hosts import host_of
 from lenprobe.nulls import reinitialised
 from lenprobe.reading import (
     check_head,
     check_layer,
     check_tokens,
+    known_train_length,
     provenance,
     random_tokens,
     read,
@@ -152,7 +152,7 @@ def pinning_of(
     """
     host = host_of(model)
     layer, head = check_layer(host, layer), check_head(host, head)
-    trained = _known_length(host, train_length)
+    trained = known_train_length(host, train_length)
     if tokens is None:
         tokens = random_tokens(host.d_vocab, 128, min(3 * trained, host.n_ctx), seed)
     tokens = check_tokens(host, tokens)
@@ -201,14 +201,3 @@ def argmax_shares(
     )
     slots, offsets = (count / clear.numel() for count in counts)
     return slots, offsets
-
-
-def _known_length(host: Host, train_length: int | None) -> int:
-    spec = spec_of(host.model)
-    known = train_length or (None if spec is None else spec.train_length)
-    if known is None:
-        raise ValueError(
-            f"{host.description} does not say on which length it was trained; give train_length, "
-            "the position from which on queries count as new"
-        )
-    return known
