@@ -37,6 +37,8 @@ PARTS = ("relative", "absolute", "other positional", "content")
 
 FOUND = 0.5
 """A head is positional where the whole interval of its positional share lies above this."""
+SPREAD = 0.5
+"""Standard deviation of row-centred logits from which on a head can be said to choose, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,8 +92,13 @@ class Decomposition(Result):
 
     @property
     def found(self) -> bool:
-        """Whether positions decide more than half of the variance, interval included."""
-        return bool(self.positional_interval[0] > FOUND)
+        """Whether positions decide more than half of the variance, and of logits that matter.
+
+        Random heads with a position bias have positional logits too, of a spread that leaves
+        attention all but uniform.
+        """
+        matters = np.sqrt(self.variance) >= SPREAD
+        return bool(matters and self.positional_interval[0] > FOUND)
 
     @property
     def note(self) -> str:

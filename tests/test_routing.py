@@ -65,9 +65,9 @@ def test_behaviour_follows_the_rule():
 
 @pytest.mark.parametrize("encoding", ["rope", "learned", "sinusoidal", "alibi", "t5", "none"])
 def test_null_heads_are_neither(encoding):
-    for seed in range(20):
+    for seed in range(84):
         model = random_head(encoding, seed=seed, dtype=torch.float32).model
-        assert not routing_of(model, 0, 0, random_tokens(16, 64, 16, 0), resamples=5).found
+        assert not routing_of(model, 0, 0, random_tokens(16, 32, 16, 0), resamples=5).found
     assert not routing_of(uniform().model, 0, 0).found
 
 
