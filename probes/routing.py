@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lenprobe.hosts import Host
-from lenprobe.nulls import HeadReading, read_with_null, reinitialised
+from lenprobe.nulls import HeadReading, read_with_null, reinitialised, shuffled_sources
 from lenprobe.probes.decomposition import (
     PARTS,
     bootstrap_weights,
@@ -66,6 +66,8 @@ class Routing(Result):
     """Mean mass at stake in a swap, in units of a uniform row's weight."""
     behaviour: Float[np.ndarray, " follows"]
     """Share of answers that follow position, and content; NaN without a task."""
+    shuffled_behaviour: Float[np.ndarray, " follows"]
+    """The same under a shuffled source map: of keys drawn at random; NaN without a task."""
     null_shares: Float[np.ndarray, " part"]
     """The shares at random initialisation."""
     null_swap: Float[np.ndarray, " score"]
@@ -107,7 +109,11 @@ class Routing(Result):
         ]
         if np.isfinite(self.behaviour).all():
             position, content = self.behaviour
-            lines.append(f"answers follow position {position:.0%}, content {content:.0%}")
+            shuffled = self.shuffled_behaviour[0]
+            lines.append(
+                f"answers follow position {position:.0%} (shuffled source map {shuffled:.0%}), "
+                f"content {content:.0%}"
+            )
         return "\n".join(lines)
 
     def to_frame(self) -> "pd.DataFrame":
@@ -119,8 +125,8 @@ class Routing(Result):
             *((f"share: {n}", v, *nan, z) for n, v, z in zip(PARTS, self.shares, self.null_shares)),  # noqa: B905
             ("swap: positional", self.swap[0], *self.swap_intervals[0], self.null_swap[0]),
             ("swap: symbolic", self.swap[1], *self.swap_intervals[1], self.null_swap[1]),
-            ("behaviour: position", self.behaviour[0], *nan, np.nan),
-            ("behaviour: content", self.behaviour[1], *nan, np.nan),
+            ("behaviour: position", self.behaviour[0], *nan, self.shuffled_behaviour[0]),
+            ("behaviour: content", self.behaviour[1], *nan, self.shuffled_behaviour[1]),
         ]
         return pd.DataFrame(rows, columns=["figure", "value", "low", "high", "null"])
 
@@ -217,6 +223,9 @@ def routing_from(
         swap_intervals=np.quantile(trained.scores(weights), tails, axis=0).T,
         stake=trained.mean_stake,
         behaviour=np.full(2, np.nan) if task is None else _behaviour(both, task, seed),
+        shuffled_behaviour=np.full(2, np.nan)
+        if task is None
+        else _behaviour(both, task, seed, shuffled=True),
         null_shares=parts.null_shares,
         null_swap=blank.scores(equal)[0],
         null_stake=blank.mean_stake,
@@ -386,26 +395,33 @@ def _product(
     return logit if cap is None else cap * np.tanh(logit / cap)
 
 
-def _behaviour(both: HeadReading, task: Task, seed: int) -> Float[np.ndarray, " follows"]:
-    """How often the answer is the token now at the right key, and the one that stood there."""
+def _behaviour(
+    both: HeadReading, task: Task, seed: int, *, shuffled: bool = False
+) -> Float[np.ndarray, " follows"]:
+    """How often the answer is the token now at the right key, and the one that stood there.
+
+    With ``shuffled``, a key drawn among those that the query sees stands for the right one.
+    """
     host = both.host
-    length = both.tokens.shape[1]
+    length, count = both.tokens.shape[1], len(both.tokens)
     generator = torch.Generator().manual_seed(seed)
-    tokens = task.sample(len(both.tokens), length, generator=generator)
+    tokens = task.sample(count, length, generator=generator)
     sources = task.sources(length)
     query = int(np.flatnonzero(sources >= 0)[-1])
-    source = int(sources[query])
-    batch = torch.arange(len(tokens))
-    others = torch.tensor([j for j in range(query + 1) if j not in (source, query)])
-    place = others[torch.randint(len(others), (len(tokens),), generator=generator)]
+    right = np.full(count, sources[query])
+    drawn = np.random.default_rng(seed)
+    if shuffled:
+        right = np.array([shuffled_sources(sources, drawn)[query] for _ in range(count)])
+    taken = (np.arange(query + 1) == right[:, None]) | (np.arange(query + 1) == query)
+    other = np.where(taken, -1.0, drawn.random(taken.shape)).argmax(axis=1)
+    source, place, batch = torch.from_numpy(right), torch.from_numpy(other), torch.arange(count)
     changed = tokens.clone()
-    changed[:, source] = tokens[batch, place]
-    changed[batch, place] = tokens[:, source]
+    changed[batch, source], changed[batch, place] = tokens[batch, place], tokens[batch, source]
     with torch.no_grad():
         answer = host.run(changed.to(host.device))[:, query].argmax(dim=-1).cpu()
-    differs = changed[:, source] != tokens[:, source]
-    follows = (answer == changed[:, source], answer == tokens[:, source])
-    return np.array([float(hit[differs].double().mean()) for hit in follows])
+    now, before = changed[batch, source], tokens[batch, source]
+    differs = now != before
+    return np.array([float((answer == token)[differs].double().mean()) for token in (now, before)])
 
 
 def _check_task(task: Task, both: HeadReading) -> None:

@@ -56,8 +56,9 @@ def test_a_swap_is_what_a_second_run_gives(name):
 
 def test_behaviour_follows_the_rule():
     tokens = random_tokens(16, 64, 24, 0)
-    position = routing_of(carrier(3).model, 0, 0, tokens, task=FixedOffset(3)).behaviour
-    assert position[0] == 1.0 and position[1] <= 0.1
+    found = routing_of(carrier(3).model, 0, 0, tokens, task=FixedOffset(3))
+    assert found.behaviour[0] == 1.0 and found.behaviour[1] <= 0.1
+    assert found.shuffled_behaviour[0] <= 0.3 and "shuffled source map" in str(found)
     content = routing_of(content_match(partner=1).model, 0, 0, tokens, task=FixedOffset(3))
     assert content.behaviour[0] <= 0.2
     assert np.isnan(routing_of(carrier(3).model, 0, 0, tokens).behaviour).all()
