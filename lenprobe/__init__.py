@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lenprobe.probes.pinning import pinning_of as pinning_of
     from lenprobe.probes.routing import routing_of as routing_of
     from lenprobe.probes.rule import rule_of as rule_of
+    from lenprobe.stacking import fit_many as fit_many
     from lenprobe.tasks import AbsoluteSlot as AbsoluteSlot
     from lenprobe.tasks import FixedOffset as FixedOffset
     from lenprobe.tasks import HalfCopy as HalfCopy
@@ -54,6 +55,7 @@ _HOME = {
     "Strided": "lenprobe.tasks",
     "accuracy_by_length": "lenprobe.training",
     "fit": "lenprobe.training",
+    "fit_many": "lenprobe.stacking",
     "attention_view": "lenprobe.views",
 }
 """Where each public name lives."""

@@ -23,6 +23,7 @@ from lenprobe.typing import Json
 
 _LENGTH, _BATCH = 256, 32
 _OFFSETS = 10**6
+_STACKED = 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,14 @@ def bench(*, repeats: int = 3) -> Bench:
                 repeats=repeats,
             ),
             _pair(
+                f"{_STACKED} models trained together, 60 steps each",
+                "the same ones trained one after another",
+                lambda: _train_many(60),
+                lambda: _train_each(60),
+                at_most=0.25,
+                repeats=repeats,
+            ),
+            _pair(
                 "α of an offset under RoPE",
                 "one hundred training steps of one model",
                 lambda: alpha(FixedOffset(3), "rope"),
@@ -132,10 +141,22 @@ def bench(*, repeats: int = 3) -> Bench:
     )
 
 
-def _train(steps: int) -> None:
+def _train(steps: int, seed: int = 0) -> None:
     from lenprobe.training import fit
 
-    fit(build("rope"), FixedOffset(3), [16], steps, progress=False)
+    fit(build("rope", seed=seed), FixedOffset(3), [16], steps, seed=seed, progress=False)
+
+
+def _train_each(steps: int) -> None:
+    for seed in range(_STACKED):
+        _train(steps, seed)
+
+
+def _train_many(steps: int) -> None:
+    from lenprobe.stacking import fit_many
+
+    models = [build("rope", seed=seed) for seed in range(_STACKED)]
+    fit_many(models, FixedOffset(3), [16], steps, progress=False)
 
 
 def _pair(

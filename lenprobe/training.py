@@ -8,7 +8,7 @@ global random state is left alone. Definition: ours, after the recipe that both 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+T = TypeVar("T")
+
 SOLVED = 1e-4
 """Mean loss in nats, over the last 100 steps, at which a task counts as solved."""
-_WINDOW = 100
+WINDOW = 100
+"""How many of the last losses that mean is over."""
 _FLOATS = 2**24  # logits of one layer held at once while measuring
 
 
@@ -49,9 +52,9 @@ class History(Result):
 
     def summary(self) -> str:
         """How long it took and where the loss ended."""
-        end = float(self.loss[-_WINDOW:].mean())
+        end = float(self.loss[-WINDOW:].mean())
         stopped = ", stopped early: solved" if self.solved else ""
-        return f"trained {self.steps} steps{stopped}; loss {end:.4f} nats over the last {_WINDOW}"
+        return f"trained {self.steps} steps{stopped}; loss {end:.4f} nats over the last {WINDOW}"
 
     def to_frame(self) -> "pd.DataFrame":
         """One row a step."""
@@ -166,8 +169,8 @@ def fit(
         ValueError, TypeError: an argument is out of its range; the model is as it was.
     """
     host = host_of(model)
-    lengths = _check_lengths(lengths, task, host)
-    _check_settings(steps, batch, learning_rate, weight_decay)
+    lengths = check_lengths(lengths, task, host)
+    check_settings(steps, batch, learning_rate, weight_decay)
     spec = spec_of(model)
     offset = spec is not None and encodings.get(spec.encoding).trains_with_offset
     generator = torch.Generator().manual_seed(seed)
@@ -177,7 +180,7 @@ def fit(
     losses, drawn, was_training = [], [], model.training
     model.train()
     try:
-        for _ in _bar(steps, task.name, progress):
+        for _ in bar(range(steps), f"training {task.name}", progress):
             tokens, first = draw(task, lengths, batch, host.n_ctx, offset, generator)
             with host.placed(first, tokens.shape[1]) as arguments:
                 logits = host.run(tokens.to(host.device), **arguments)
@@ -243,7 +246,7 @@ def accuracy_by_length(
         ValueError, TypeError: an argument is out of its range.
     """
     host = host_of(model)
-    wanted = _check_lengths(lengths, task, host)
+    wanted = check_lengths(lengths, task, host)
     if sequences < 1:
         raise ValueError(f"sequences={sequences} measures nothing; take 1 or more")
     spec = spec_of(model)
@@ -324,9 +327,9 @@ def cosine(steps: int) -> Any:
 
 def is_solved(losses: list[float], solved: float | None) -> bool:
     """Whether the last 100 losses are below the threshold on average."""
-    if solved is None or len(losses) < _WINDOW:
+    if solved is None or len(losses) < WINDOW:
         return False
-    return sum(losses[-_WINDOW:]) < solved * _WINDOW
+    return sum(losses[-WINDOW:]) < solved * WINDOW
 
 
 def _scores(
@@ -341,7 +344,8 @@ def _scores(
     return [float(hits[:, part].mean()) if part.size else math.nan for part in parts]
 
 
-def _check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
+def check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
+    """The lengths as a list, or an error that names the one that task or model cannot take."""
     found = [int(length) for length in lengths]
     if not found:
         raise ValueError("lengths is empty; give at least one sequence length")
@@ -364,7 +368,8 @@ def _check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
     return found
 
 
-def _check_settings(steps: int, batch: int, learning_rate: float, weight_decay: float) -> None:
+def check_settings(steps: int, batch: int, learning_rate: float, weight_decay: float) -> None:
+    """Raises where a setting of the optimiser is out of its range."""
     faults = [f"{n}={v}: 1 or more" for n, v in (("steps", steps), ("batch", batch)) if v < 1]
     if not 0 < learning_rate < math.inf:
         faults.append(f"learning_rate={learning_rate}: above 0")
@@ -374,9 +379,11 @@ def _check_settings(steps: int, batch: int, learning_rate: float, weight_decay: 
         raise ValueError("cannot train; take " + "; ".join(faults))
 
 
-def _bar(steps: int, name: str, progress: bool) -> Any:
+def bar(items: Iterable[T], title: str, progress: bool, total: int | None = None) -> Iterable[T]:
+    """The items, with a progress bar on standard error where it is wanted."""
     if not progress:
-        return range(steps)
+        return items
     from tqdm.auto import tqdm
 
-    return tqdm(range(steps), desc=f"training {name}", unit="step")
+    found: Iterable[T] = tqdm(items, desc=title, total=total, unit="step")
+    return found

@@ -74,6 +74,11 @@ def weights_of(model: Any) -> dict[str, Tensor]:
     }
 
 
+def trainable(model: Any) -> set[str]:
+    """The names, of those in ``weights_of``, that training changes."""
+    return {name for name, tensor in _own(model) if tensor.requires_grad}
+
+
 def set_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
     """Gives the model these weights; all of its own must be named, and no others.
 
