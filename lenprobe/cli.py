@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,6 +115,30 @@ def _alpha(
             write_alpha(table, out / "alpha.html")
     found = {**table.as_dict(), "alpha": table.alpha.tolist(), "spread": table.spread.tolist()}
     typer.echo(strict_json(found) if as_json else table.summary())
+
+
+@app.command("sweep")
+def _sweep(
+    out: Annotated[Path, typer.Option(help="Folder of the results; one of this grid goes on.")],
+    grid: Annotated[str, typer.Option(help="full (2,625 models) or quick.")] = "full",
+    jobs: Annotated[
+        int | None, typer.Option(help="Local processes; one a core by default.")
+    ] = None,
+    dask: Annotated[
+        str | None, typer.Option(help="Address of a dask scheduler to run on instead.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Train and measure a grid of models; what a stopped sweep has done is not done again."""
+    with _stdout_kept():
+        from lenprobe.sweep import SweepStopped, dask_executor, sweep
+
+        try:
+            with nullcontext() if dask is None else dask_executor(dask) as executor:
+                found = sweep(grid, out, executor=executor, jobs=jobs)
+        except SweepStopped as error:
+            raise typer.Exit(_fail(str(error), code=1)) from error
+    typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
 
 
 @app.command("bench")
