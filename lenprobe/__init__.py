@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lenprobe.content_tasks import Addition as Addition
+    from lenprobe.content_tasks import Induction as Induction
+    from lenprobe.content_tasks import Sort as Sort
     from lenprobe.models import build as build
     from lenprobe.models import config as config
     from lenprobe.models import load as load
@@ -47,6 +50,9 @@ _HOME = {
     "portrait_of": "lenprobe.portrait",
     "routing_of": "lenprobe.probes.routing",
     "rule_of": "lenprobe.probes.rule",
+    "Addition": "lenprobe.content_tasks",
+    "Induction": "lenprobe.content_tasks",
+    "Sort": "lenprobe.content_tasks",
     "AbsoluteSlot": "lenprobe.tasks",
     "FixedOffset": "lenprobe.tasks",
     "HalfCopy": "lenprobe.tasks",

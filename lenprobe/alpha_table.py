@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from lenprobe.content_tasks import Addition, ContentTask, Induction, Sort
 from lenprobe.encodings.classes import CLASSES
 from lenprobe.probes.alpha import PENALTY, alpha
 from lenprobe.realize import check_lengths
@@ -29,6 +30,11 @@ _PLAIN: dict[str, Callable[[], Task]] = {
     "reversal": Reversal,
     "strided": Strided,
 }
+_CONTENT: dict[str, Callable[[], ContentTask]] = {
+    "induction": Induction,
+    "sort": Sort,
+    "addition": Addition,
+}
 _NUMBERED: dict[str, Callable[[int], Task]] = {"offset": FixedOffset, "slot": AbsoluteSlot}
 
 
@@ -41,7 +47,7 @@ class AlphaTable(Result):
     train_length: int
     lengths: tuple[int, ...]
     alpha: Float[np.ndarray, "task encoding length"]
-    """Mean over random tables."""
+    """Mean over random tables; NaN for tasks out of scope, whose answers depend on content."""
     spread: Float[np.ndarray, "task encoding length"]
     """Standard deviation over them; 0 where there is one."""
     fit_accuracy: Float[np.ndarray, "task encoding"]
@@ -58,11 +64,15 @@ class AlphaTable(Result):
         wide = max(8, *(len(name) for name in self.encodings))
         head = " " * width + "".join(name.rjust(wide + 2) for name in self.encodings)
         rows = [
-            name.ljust(width) + "".join(f"{value:.2f}".rjust(wide + 2) for value in row)
+            name.ljust(width) + "".join(_cell(value).rjust(wide + 2) for value in row)
             for name, row in zip(self.tasks, self.value, strict=True)
         ]
         title = f"α, fitted at n ≤ {self.train_length}, mean over N = {[*self.lengths]}"
-        return "\n".join([title, "", head, *rows])
+        out = [
+            name for name, row in zip(self.tasks, self.value, strict=True) if np.isnan(row).all()
+        ]
+        note = ["", f"out of scope, content decides: {', '.join(out)}"] if out else []
+        return "\n".join([title, "", head, *rows, *note])
 
     def to_frame(self) -> "pd.DataFrame":
         """One row a task, encoding and length."""
@@ -92,7 +102,7 @@ class AlphaTable(Result):
 
 
 def alpha_table(
-    tasks: Sequence[str | Task] = TASKS,
+    tasks: Sequence[str | Task | ContentTask] = TASKS,
     encodings: Sequence[str] = CLASSES,
     train_length: int = 16,
     lengths: Iterable[int] = (32, 64, 128),
@@ -106,7 +116,8 @@ def alpha_table(
     [[1.0, 0.0]]
 
     Args:
-        tasks: names (``offset:3``, ``slot:2``, ``half-copy``, ``reversal``, ``strided``) or tasks.
+        tasks: names (``offset:3``, ``slot:2``, ``half-copy``, ``reversal``, ``strided``) or tasks;
+            content tasks (``induction``, ``sort``, ``addition``) are marked as out of scope.
         encodings: names of ``lenprobe.encodings.classes.CLASSES``.
         train_length: L, in tokens.
         lengths: N, each judged apart.
@@ -126,10 +137,16 @@ def alpha_table(
         )
     wanted = tuple(int(length) for length in lengths)
     for task in asked:
-        check_lengths(task, train_length, wanted)
+        if not isinstance(task, ContentTask):
+            check_lengths(task, train_length, wanted)
     cells = [(task, encoding) for task in asked for encoding in encodings]
     bar = tqdm(cells, desc="α", unit="cell") if progress else cells
-    found = [alpha(task, encoding, train_length, wanted) for task, encoding in bar]
+    found = [
+        _out_of_scope(wanted)
+        if isinstance(task, ContentTask)
+        else _row(task, encoding, train_length, wanted)
+        for task, encoding in bar
+    ]
     shape = (len(asked), len(encodings), len(wanted))
     return AlphaTable(
         provenance=Provenance(
@@ -141,13 +158,29 @@ def alpha_table(
         encodings=tuple(encodings),
         train_length=train_length,
         lengths=wanted,
-        alpha=np.array([each.alpha for each in found]).reshape(shape),
-        spread=np.array([each.spread for each in found]).reshape(shape),
-        fit_accuracy=np.array([each.fit_accuracy.mean() for each in found]).reshape(shape[:2]),
+        alpha=np.array([row[0] for row in found]).reshape(shape),
+        spread=np.array([row[1] for row in found]).reshape(shape),
+        fit_accuracy=np.array([row[2] for row in found]).reshape(shape[:2]),
     )
 
 
-def named_task(name: str) -> Task:
+def _row(
+    task: Task, encoding: str, train_length: int, lengths: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    found = alpha(task, encoding, train_length, lengths)
+    return found.alpha, found.spread, float(found.fit_accuracy.mean())
+
+
+def _out_of_scope(lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, float]:
+    nothing = np.full(len(lengths), np.nan)
+    return nothing, nothing, float("nan")
+
+
+def _cell(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.2f}"
+
+
+def named_task(name: str) -> Task | ContentTask:
     """The task of a name.
 
     >>> named_task("offset:3").name
@@ -159,12 +192,29 @@ def named_task(name: str) -> Task:
     kind, _, number = name.partition(":")
     if name in _PLAIN:
         return _PLAIN[name]()
+    if name in _CONTENT:
+        return _CONTENT[name]()
     if kind in _NUMBERED and number.isdecimal():
         return _NUMBERED[kind](int(number))
     raise ValueError(
-        f"task={name!r} is unknown; take offset:D, slot:P, {', '.join(_PLAIN)}, as offset:3. "
-        "Induction, sort and addition depend on the content, which α does not cover"
+        f"task={name!r} is unknown; take offset:D, slot:P, {', '.join(_PLAIN)}, as offset:3, or "
+        f"{', '.join(_CONTENT)}, whose answers depend on the content"
     )
+
+
+def positional_task(name: str) -> Task:
+    """The task of a name, which has a source map.
+
+    Raises:
+        ValueError: there is none of that name, or its answers depend on the content.
+    """
+    task = named_task(name)
+    if isinstance(task, ContentTask):
+        raise ValueError(
+            f"task={name!r} has no source map, since its answers depend on the content; take "
+            f"offset:D, slot:P, {', '.join(_PLAIN)}"
+        )
+    return task
 
 
 def write_alpha(table: AlphaTable, path: Path) -> None:
@@ -176,7 +226,7 @@ def write_alpha(table: AlphaTable, path: Path) -> None:
     figure = Figure(figsize=(8.4, 4.2), layout="constrained")
     table.plot(figure.subplots())
     rows = [
-        [name, *(f"{value:.2f}" for value in row)]
+        [name, *(_cell(value) for value in row)]
         for name, row in zip(table.tasks, table.value, strict=True)
     ]
     section = Section(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lenprobe import encodings
-from lenprobe.alpha_table import named_task
+from lenprobe.alpha_table import positional_task
 from lenprobe.models import build
 from lenprobe.probes.alpha import positional_kernel
 from lenprobe.probes.decomposition import Design
@@ -147,7 +147,7 @@ class Grid:
                     f"d_model={self.d_model} does not divide into the heads of {architecture}"
                 )
         for task in self.tasks:
-            check_lengths(named_task(task), self.train_length, self.lengths)
+            check_lengths(positional_task(task), self.train_length, self.lengths)
 
     @property
     def models(self) -> int:
@@ -191,7 +191,7 @@ def run_cell(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _run(cell: Cell) -> list[dict[str, Any]]:
-    task = named_task(cell.task)
+    task = positional_task(cell.task)
     layers, heads = cell.shape
     models = [
         build(

@@ -95,16 +95,26 @@ def judge_new(
 
 
 def judge_short(
-    kernel: Float[np.ndarray, "row key"], rule: Rule, lengths: Iterable[int]
+    kernel: Float[np.ndarray, "row key"],
+    rule: Rule,
+    lengths: Iterable[int],
+    shifts: Iterable[int] = (0,),
 ) -> Verdict:
-    """How the kernel does on each distinct (query, source) of the short lengths."""
+    """How the kernel does on each distinct (query, source) of the short lengths.
+
+    ``shifts`` are the positions at which the sequence begins; what stands before is not visible.
+    """
     found = {
         (int(query), int(source))
         for length in lengths
         for query, source in zip(*new_queries(rule, length, 0), strict=True)
     }
     queries, sources = np.array(sorted(found), dtype=np.int64).reshape(-1, 2).T
-    return judge(kernel, queries, sources)
+    parts = [judge(kernel[shift:, shift:], queries, sources) for shift in shifts]
+    return Verdict(
+        hit=np.concatenate([part.hit for part in parts]),
+        margin=np.concatenate([part.margin for part in parts]),
+    )
 
 
 def chance(rule: Rule, length: int, train_length: int) -> float:

@@ -24,6 +24,8 @@ class Task(ABC):
 
     d_vocab: int
     """How many tokens."""
+    in_scope = True
+    """Whether α_L covers it: positions alone decide where the answer stands."""
 
     @property
     @abstractmethod
@@ -43,6 +45,10 @@ class Task(ABC):
     @abstractmethod
     def sources(self, length: int) -> Int[np.ndarray, " query"]:
         """τ(i; length) of every query; −1 where there is none."""
+
+    def asks(self, length: int) -> bool:
+        """Whether sequences of this length have a query."""
+        return length >= self.min_length and bool((self.sources(max(length, 1)) >= 0).any())
 
     def sample(
         self, batch: int, length: int, *, generator: torch.Generator
@@ -73,8 +79,8 @@ class FixedOffset(Task):
     d_vocab: int = 16
 
     def __post_init__(self) -> None:
-        _whole("d", self.d, 0)
-        _whole("d_vocab", self.d_vocab, 2)
+        check_whole("d", self.d, 0)
+        check_whole("d_vocab", self.d_vocab, 2)
 
     @property
     def name(self) -> str:
@@ -103,8 +109,8 @@ class AbsoluteSlot(Task):
     d_vocab: int = 16
 
     def __post_init__(self) -> None:
-        _whole("p", self.p, 0)
-        _whole("d_vocab", self.d_vocab, 2)
+        check_whole("p", self.p, 0)
+        check_whole("d_vocab", self.d_vocab, 2)
 
     @property
     def name(self) -> str:
@@ -239,7 +245,8 @@ class SourceMap(Task):
         return found.astype(np.int64)
 
 
-def _whole(name: str, value: int, least: int) -> None:
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raises where a task's number is not whole, or too small."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}; pass a whole number")
     if value < least:

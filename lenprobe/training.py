@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lenprobe import encodings
+from lenprobe.content_tasks import ContentTask
 from lenprobe.hosts import host_of
 from lenprobe.models import spec_of
 from lenprobe.results import Provenance, Result
@@ -130,7 +131,7 @@ class LengthAccuracy(Result):
 
 def fit(
     model: Any,
-    task: Task,
+    task: Task | ContentTask,
     lengths: Iterable[int],
     steps: int = 2000,
     *,
@@ -220,7 +221,7 @@ def fit(
 
 def accuracy_by_length(
     model: Any,
-    task: Task,
+    task: Task | ContentTask,
     lengths: Iterable[int],
     *,
     sequences: int = 1024,
@@ -256,7 +257,8 @@ def accuracy_by_length(
     for length in wanted:
         generator = torch.Generator().manual_seed(seed)
         tokens = task.sample(sequences, length, generator=generator)
-        rows.append(_scores(correct(model, task, tokens), task.sources(length), train_length))
+        asked = (task.targets(tokens) != IGNORE).numpy()
+        rows.append(_scores(correct(model, task, tokens), asked, train_length))
     last, every, trained, new = np.array(rows).T
     return LengthAccuracy(
         provenance=Provenance(
@@ -277,7 +279,7 @@ def accuracy_by_length(
 
 
 def correct(
-    model: Any, task: Task, tokens: Int[Tensor, "batch pos"]
+    model: Any, task: Task | ContentTask, tokens: Int[Tensor, "batch pos"]
 ) -> Bool[np.ndarray, "batch query"]:
     """Whether the model's most likely token is the right one; False where nothing is asked."""
     host = host_of(model)
@@ -296,7 +298,7 @@ def correct(
 
 
 def draw(
-    task: Task,
+    task: Task | ContentTask,
     lengths: list[int],
     batch: int,
     n_ctx: int,
@@ -334,17 +336,17 @@ def is_solved(losses: list[float], solved: float | None) -> bool:
 
 def _scores(
     hits: Bool[np.ndarray, "batch query"],
-    sources: Int[np.ndarray, " query"],
+    asked: Bool[np.ndarray, "batch query"],
     train_length: int | None,
 ) -> list[float]:
-    asked = np.flatnonzero(sources >= 0)
-    old = asked[asked < (train_length or 0)]
-    beyond = asked[asked >= (train_length or 0)]
-    parts = (asked[-1:], asked, old, beyond)
-    return [float(hits[:, part].mean()) if part.size else math.nan for part in parts]
+    query = np.arange(asked.shape[1])
+    last = np.flatnonzero(asked.any(axis=0))[-1]
+    old = query < (train_length or 0)
+    parts = (asked & (query == last), asked, asked & old, asked & ~old)
+    return [float(hits[part].mean()) if part.any() else math.nan for part in parts]
 
 
-def check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
+def check_lengths(lengths: Iterable[int], task: Task | ContentTask, host: Any) -> list[int]:
     """The lengths as a list, or an error that names the one that task or model cannot take."""
     found = [int(length) for length in lengths]
     if not found:
@@ -355,7 +357,7 @@ def check_lengths(lengths: Iterable[int], task: Task, host: Any) -> list[int]:
             f"build the model with d_vocab={task.d_vocab}, or give the task fewer"
         )
     for length in found:
-        if length < task.min_length or not (task.sources(max(length, 1)) >= 0).any():
+        if not task.asks(length):
             raise ValueError(
                 f"lengths holds {length}, at which task {task.name!r} has no query; take "
                 f"{task.min_length} or more"

@@ -79,7 +79,9 @@ class Alpha(Result):
     margins: Float[np.ndarray, "draw length"]
     """Smallest s(τ) − max of the other keys over the new queries, in logits."""
     fit_accuracy: Float[np.ndarray, " draw"]
-    """Share of the short grid's queries whose unique argmax is τ: is the rule realisable at all."""
+    """Share of the short grid's queries whose unique argmax is τ: is the rule realisable at all.
+
+    Where training starts at any position, the grid starts at each of them."""
     fit_loss: Float[np.ndarray, " draw"]
     """Mean cross-entropy on the short grid, in nats."""
     chance: Float[np.ndarray, " length"]
@@ -222,7 +224,7 @@ def alpha(
         encoding=classes[0].name,
         fit_loss=np.array(losses),
         random_head=np.zeros(0),
-        **_verdicts(kernels, task, fitted, measured, train_length),
+        **_verdicts(kernels, task, fitted, measured, train_length, shifts),
     )
 
 
@@ -232,6 +234,7 @@ def _verdicts(
     fitted: list[int],
     measured: np.ndarray,
     train_length: int,
+    shifts: Iterable[int] = (0,),
 ) -> dict[str, Any]:
     """The fields that a class and a real head share."""
     beyond = [
@@ -243,7 +246,9 @@ def _verdicts(
         "lengths": measured,
         "shares": np.array([[verdict.share for verdict in draw] for draw in beyond]),
         "margins": np.array([[verdict.margin.min() for verdict in draw] for draw in beyond]),
-        "fit_accuracy": np.array([judge_short(kernel, rule, fitted).share for kernel in kernels]),
+        "fit_accuracy": np.array(
+            [judge_short(kernel, rule, fitted, shifts).share for kernel in kernels]
+        ),
         "chance": np.array([chance(rule, n, train_length) for n in measured.tolist()]),
     }
 
