@@ -141,6 +141,29 @@ def _sweep(
     typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
 
 
+@app.command("study")
+def _study(
+    out: Annotated[Path, typer.Option(help="Folder for study.html and the grid's results.")],
+    quick: Annotated[
+        bool, typer.Option(help="A smaller grid and fewer seeds: minutes instead of an hour.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes of the grid; one a core by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Train and measure what the papers claim, and say which claims hold."""
+    with _stdout_kept():
+        from lenprobe.study import study
+        from lenprobe.sweep import SweepStopped
+
+        try:
+            found = study(out, quick=quick, jobs=jobs)
+        except SweepStopped as error:
+            raise typer.Exit(_fail(str(error), code=1)) from error
+    typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
+
+
 @app.command("bench")
 def _bench(
     repeats: Annotated[int, typer.Option(help="Of each pair; the fastest counts.")] = 3,

@@ -287,6 +287,39 @@ def plot_heatmap(
     return ax
 
 
+def plot_alpha_quality(
+    alpha: Float[np.ndarray, " pair"],
+    quality: Float[np.ndarray, " pair"],
+    encodings: list[str],
+    *,
+    chance: float | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Accuracy of trained models against α, one mark a task and encoding.
+
+    >>> plot_alpha_quality(np.array([1.0]), np.array([0.9]), ["rope"]).get_xlabel()
+    'α, computed without training'
+
+    Args:
+        alpha: of each pair.
+        quality: mean accuracy of its models beyond the training length.
+        encodings: the encoding of each pair; pairs of one share a mark.
+        chance: accuracy of guessing.
+        ax: drawn on; new ones by default.
+    """
+    ax = _axes(ax)
+    names = list(dict.fromkeys(encodings))
+    for name, (colour, _, marker) in zip(names, _styles(len(names)), strict=True):
+        own = np.array([each == name for each in encodings])
+        ax.scatter(alpha[own], quality[own], color=colour, marker=marker, label=name, zorder=3)
+    if chance is not None:
+        ax.axhline(chance, color=GREY, ls=":", label="chance")
+    ax.set(xlabel="α, computed without training", ylabel="accuracy of new queries")
+    ax.set(xlim=(-0.04, 1.04), ylim=(0, 1.04))
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    return _tidy(ax)
+
+
 def _axes(ax: "Axes | None", size: tuple[float, float] = (6.4, 3.6)) -> "Axes":
     """``ax``, or new ones: on a figure of pyplot's where the user would look for it there."""
     if ax is not None:

@@ -251,7 +251,6 @@ def _timed(cell: Cell) -> tuple[list[dict[str, Any]], float]:
 def _run_all(missing: list[Cell], cells: int, folder: Path, pool: Executor, progress: bool) -> None:
     from tqdm.auto import tqdm
 
-    kept = cells - len(missing)
     waiting: dict[Future[Any], Cell] = {}
     bar = tqdm(
         total=sum(cell.cost for cell in missing),
@@ -264,21 +263,30 @@ def _run_all(missing: list[Cell], cells: int, folder: Path, pool: Executor, prog
         try:
             for cell in missing:
                 waiting[pool.submit(_timed, cell)] = cell
-            for future in as_completed(waiting):
+            for future in as_completed([*waiting]):
                 cell = waiting[future]
-                rows, seconds = future.result()
-                _keep(folder, cell, rows, seconds)
-                kept += 1
-                bar.set_postfix_str(f"{kept} of {cells} cells")
+                _keep(folder, cell, *future.result())
+                del waiting[future]
+                bar.set_postfix_str(f"{cells - len(waiting)} of {cells} cells")
                 bar.update(cell.cost)
         except Exception as error:
-            for future in waiting:
-                future.cancel()
+            kept = _keep_finished(folder, cells, missing, waiting)
             at = "" if cell is None else f" at {cell.name}"
             raise SweepStopped(
-                f"the sweep stopped{at} ({type(error).__name__}: {error}); {kept} of {cells} "
-                f"cells are kept in {str(folder)!r}, and the same command goes on from there"
+                f"the sweep stopped{at} ({type(error).__name__}: {error}); {kept} of "
+                f"{cells} cells are kept in {str(folder)!r}, and the same command goes on from "
+                "there"
             ) from error
+
+
+def _keep_finished(
+    folder: Path, cells: int, missing: list[Cell], waiting: dict[Future[Any], Cell]
+) -> int:
+    """Keeps what came back beside a failure and drops the rest; how many cells are kept now."""
+    for future, cell in waiting.items():
+        if not future.cancel() and future.done() and future.exception() is None:
+            _keep(folder, cell, *future.result())
+    return cells - sum(_rows(folder, cell) is None for cell in missing)
 
 
 # --- the folder ---------------------------------------------------------------------------------
