@@ -309,7 +309,7 @@ def plot_alpha_quality(
     """
     ax = _axes(ax)
     names = list(dict.fromkeys(encodings))
-    for name, (colour, _, marker) in zip(names, _styles(len(names)), strict=True):
+    for name, (colour, marker, _) in zip(names, _styles(len(names)), strict=True):
         own = np.array([each == name for each in encodings])
         ax.scatter(alpha[own], quality[own], color=colour, marker=marker, label=name, zorder=3)
     if chance is not None:

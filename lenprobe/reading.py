@@ -112,6 +112,8 @@ def stream(
     tokens: Int[Tensor, "batch pos"],
     reduce: Callable[[LayerReading], T],
     layers: Iterable[int] | None = None,
+    *,
+    on_failure: Callable[[int, UnverifiedReading], None] | None = None,
 ) -> dict[int, T]:
     """What ``reduce`` makes of each layer's reading, in one forward pass.
 
@@ -123,6 +125,8 @@ def stream(
         tokens: int64 [batch, pos].
         reduce: called once a layer, without gradients.
         layers: which; all by default.
+        on_failure: called with a layer that cannot be verified, which then has no result; the
+            others go on. Without it the first such layer ends the pass.
 
     Returns:
         A dict from layer to result, in layer order.
@@ -130,7 +134,7 @@ def stream(
     host = host_of(model)
     every = range(host.n_layers) if layers is None else layers
     wanted = {check_layer(host, layer) for layer in every}
-    return _stream(host, check_tokens(host, tokens), wanted, None, reduce)
+    return _stream(host, check_tokens(host, tokens), wanted, None, reduce, on_failure)
 
 
 def read_shifted(
@@ -164,9 +168,10 @@ def _stream(
     layers: Collection[int],
     heads: tuple[int, ...] | None,
     reduce: Callable[[LayerReading], T],
+    on_failure: Callable[[int, UnverifiedReading], None] | None = None,
 ) -> dict[int, T]:
     with untouched(host.model):
-        return _collect(host, tokens, layers, heads, reduce, {})
+        return _collect(host, tokens, layers, heads, reduce, {}, on_failure)
 
 
 def _collect(
@@ -176,15 +181,25 @@ def _collect(
     heads: tuple[int, ...] | None,
     reduce: Callable[[LayerReading], T],
     arguments: Any,
+    on_failure: Callable[[int, UnverifiedReading], None] | None = None,
 ) -> dict[int, T]:
     results: dict[int, T] = {}
+    failed: set[int] = set()
     handles = []
     last = max(layers, default=-1)
 
     def at_end(layer: int, kept: dict[str, Tensor], module: nn.Module, *_: Any) -> None:
-        reading = _assemble(host, layer, kept, heads)
-        kept.clear()
-        results[layer] = reduce(reading)
+        try:
+            reading = _assemble(host, layer, kept, heads)
+        except UnverifiedReading as error:
+            if on_failure is None:
+                raise
+            failed.add(layer)
+            on_failure(layer, error)
+        else:
+            results[layer] = reduce(reading)
+        finally:
+            kept.clear()
         if layer == last:
             raise _Done
 
@@ -204,7 +219,7 @@ def _collect(
     finally:
         for handle in handles:
             handle.remove()
-    missing = sorted(set(layers) - results.keys())
+    missing = sorted(set(layers) - results.keys() - failed)
     if missing:
         raise UnverifiedReading(
             f"{host.architecture}: layers {missing} ran no attention that {host.name} hooks"

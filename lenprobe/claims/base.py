@@ -55,7 +55,7 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(offsets=(1, 3, 8), seeds=3, layers=(2,), deep_seeds=1, grid=GRIDS["quick"])
+QUICK = Effort(offsets=(1, 3, 8), seeds=2, layers=(2,), deep_seeds=1, grid=GRIDS["quick"])
 
 
 def span(values: Iterable[float], digits: int = 3) -> str:

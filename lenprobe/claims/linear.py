@@ -89,7 +89,7 @@ def softmax_matters(linear: Linear) -> Claim:
         text="the mechanism is specific to softmax",
         figure=(
             f"linear attention, offset {OFFSET}: {'; '.join(parts)}; norm of the RoPE carrier "
-            f"{span(linear.norms, 1)} × the min-norm interpolant's"
+            f"{min(linear.norms):.0e} to {max(linear.norms):.0e} × the min-norm interpolant's"
         ),
         threshold="medians ≥ 0.85 at 16 and at most half of that at 48",
         holds=holds,
