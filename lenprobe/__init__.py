@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lenprobe.probes.pinning import pinning_of as pinning_of
     from lenprobe.probes.routing import routing_of as routing_of
     from lenprobe.probes.rule import rule_of as rule_of
+    from lenprobe.probes.scan import scan as scan
     from lenprobe.stacking import fit_many as fit_many
     from lenprobe.tasks import AbsoluteSlot as AbsoluteSlot
     from lenprobe.tasks import FixedOffset as FixedOffset
@@ -50,6 +51,7 @@ _HOME = {
     "portrait_of": "lenprobe.portrait",
     "routing_of": "lenprobe.probes.routing",
     "rule_of": "lenprobe.probes.rule",
+    "scan": "lenprobe.probes.scan",
     "Addition": "lenprobe.content_tasks",
     "Induction": "lenprobe.content_tasks",
     "Sort": "lenprobe.content_tasks",

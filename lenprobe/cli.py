@@ -85,6 +85,57 @@ def _probe(
     typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
 
 
+@app.command("scan")
+def _scan(
+    model: Annotated[
+        str, typer.Argument(help="A saved lenprobe model, smollm2, or a Hugging Face id or folder.")
+    ],
+    text: Annotated[
+        Path | None, typer.Option(help="File of natural text to read instead of the default.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of token ids, one sequence a line, instead of text.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens a sequence; 512 by default.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences a forward pass.")] = 4,
+    swaps: Annotated[
+        int, typer.Option(help="Swap scores too, of so many of the most positional heads.")
+    ] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the random tokens.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for scan.parquet, scan.csv and scan.html.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
+) -> None:
+    """Scan every head of every layer of a model."""
+    with _stdout_kept():
+        from lenprobe.pretrained import open_model
+        from lenprobe.probes.scan import scan
+        from lenprobe.report.scan import write_scan
+        from lenprobe.scan_tokens import read_text, read_tokens
+
+        given = None if tokens is None else read_tokens(tokens)
+        natural = None if text is None else read_text(text)
+        opened = open_model(model, device=device)
+        found = scan(
+            opened,
+            given,
+            text=natural,
+            length=length,
+            batch=batch,
+            swaps=swaps,
+            dtype=dtype,
+            seed=seed,
+        )
+        if out is not None:
+            write_scan(found, out, model=opened)
+    typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
+    if not found.complete:
+        raise typer.Exit(130)
+
+
 @app.command("alpha")
 def _alpha(
     tasks: Annotated[

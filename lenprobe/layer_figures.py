@@ -9,6 +9,7 @@ batch. Sums are taken in float64. Definitions: those of ``probes.decomposition``
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lenprobe.probes.decomposition import Design
-from lenprobe.reading import LayerReading, qk_logits
+from lenprobe.reading import BLOCK, LayerReading, qk_logits
 from lenprobe.realize import TIE
 
 _POSITIONS = 4  # a rule that fewer positions can follow gets no share, as in probes.rule
@@ -55,7 +56,7 @@ def figures_of(
     lengths: Int[np.ndarray, " length"],
     designs: dict[bytes, Design],
 ) -> LayerFigures:
-    """The figures of every head of a layer. The reading's logits are used up.
+    """The figures of every head of a layer.
 
     Args:
         reading: all heads of a layer, on at least two sequences.
@@ -65,16 +66,15 @@ def figures_of(
     """
     visible = reading.visible
     causal = not bool(visible.triu(1).any())
-    choice = _choices(reading.logits)
-    follow = _follow(choice, visible)
-    mean_pattern = reading.pattern.mean(dim=0)
-    weight = _weights(mean_pattern.double(), visible, causal)
+    sums = _sums_of(reading, visible, causal)
+    follow = _follow(sums.choice, visible)
+    weight = _weights(sums.pattern, visible, causal)
     mask = visible.cpu().numpy()
     key = mask.tobytes()
     if key not in designs:
         designs[key] = Design.of(mask)
-    shares, variance, relative, kernel = _decomposed(reading.logits, visible, designs[key], causal)
-    own_rule, carried = _carried(kernel, visible, train_length, lengths)
+    shares, variance, relative = _decomposed(sums, designs[key], causal)
+    own_rule, carried = _carried(sums.kernel, visible, train_length, lengths)
     rotates = reading.rotation is not None and reading.q is not None and reading.k is not None
     return LayerFigures(
         follow=follow,
@@ -95,15 +95,60 @@ def _mean(x: Tensor | None) -> Float[np.ndarray, "head d_head"]:
     return x.mean(dim=(0, 1)).cpu().numpy()
 
 
-def _choices(
-    logits: Float[Tensor, "batch head query key"],
-) -> Int[np.ndarray, "batch head query"]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sums:
+    """What one walk over the logits and the pattern leaves."""
+
+    choice: Int[np.ndarray, "batch head query"]
     """The key of the largest logit; −1 where several share it."""
-    top, at = logits.max(dim=-1)
-    logits.scatter_(-1, at[..., None], -math.inf)
-    second = logits.amax(dim=-1)
-    logits.scatter_(-1, at[..., None], top[..., None])
-    return torch.where(top > second, at, -1).cpu().numpy()
+    energy: Float[np.ndarray, "batch head"]
+    """Sum of the squares of the row-centred logits."""
+    diagonals: Float[np.ndarray, "batch head offset"]
+    columns: Float[np.ndarray, "batch head key"]
+    """Sums of the row-centred logits along each diagonal, and over each key."""
+    kernel: Float[Tensor, "head query key"]
+    """Mean of the row-centred logits over the batch."""
+    pattern: Float[Tensor, "head query key"]
+    """Mean pattern over the batch."""
+
+
+def _sums_of(reading: LayerReading, visible: Bool[Tensor, "query key"], causal: bool) -> _Sums:
+    """Some heads of one sequence at a time, so that each pass finds them in the cache."""
+    logits, pattern = reading.logits, reading.pattern
+    batch, heads, n, _ = logits.shape
+    count = visible.sum(dim=-1).clamp(min=1)
+    hidden = ~visible
+    offsets = n if causal else 2 * n - 1
+    wide: Any = {"dtype": torch.float64, "device": logits.device}
+    at = torch.empty(batch, heads, n, dtype=torch.int64, device=logits.device)
+    energy = torch.empty(batch, heads, **wide)
+    diagonals, columns = (torch.empty(batch, heads, k, **wide) for k in (offsets, n))
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    kernel, mean = (torch.zeros(heads, n, n, dtype=dtype, device=logits.device) for _ in range(2))
+    step = max(1, BLOCK // n**2)
+    for b in range(batch):
+        for some in (slice(h, h + step) for h in range(0, heads, step)):
+            part = logits[b, some].to(dtype, copy=True)
+            top, best = part.max(dim=-1)
+            part.scatter_(-1, best[..., None], -math.inf)
+            at[b, some] = torch.where(top > part.amax(dim=-1), best, -1)
+            part.scatter_(-1, best[..., None], top[..., None])
+            part.masked_fill_(hidden, 0.0)
+            part -= (part.sum(dim=-1) / count)[..., None]
+            part *= visible
+            energy[b, some] = torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64) ** 2
+            kernel[some] += part
+            mean[some] += pattern[b, some]
+            diagonals[b, some] = _diagonal_sums(part, causal).double()
+            columns[b, some] = part.sum(dim=-2).double()
+    return _Sums(
+        choice=at.cpu().numpy(),
+        energy=energy.cpu().numpy(),
+        diagonals=diagonals.cpu().numpy(),
+        columns=columns.cpu().numpy(),
+        kernel=kernel / batch,
+        pattern=mean / batch,
+    )
 
 
 def _follow(
@@ -170,46 +215,30 @@ def _diagonal_sums(
 
 
 def _decomposed(
-    logits: Float[Tensor, "batch head query key"],
-    visible: Bool[Tensor, "query key"],
-    design: Design,
-    causal: bool,
+    found: _Sums, design: Design, causal: bool
 ) -> tuple[
-    Float[np.ndarray, "head part"],
-    Float[np.ndarray, " head"],
-    Float[np.ndarray, "head offset"],
-    Float[Tensor, "head query key"],
+    Float[np.ndarray, "head part"], Float[np.ndarray, " head"], Float[np.ndarray, "head offset"]
 ]:
-    """Shares, variance, r and the row-centred kernel; the logits are centred in place."""
-    batch, _, n, _ = logits.shape
-    count = visible.sum(dim=-1).clamp(min=1)
-    logits.masked_fill_(~visible, 0.0)
-    logits -= (logits.sum(dim=-1) / count)[..., None]
-    logits *= visible
-    energy = torch.linalg.vector_norm(logits, dim=(-2, -1), dtype=torch.float64) ** 2
-    kernel = logits.mean(dim=0)
-    common = torch.linalg.vector_norm(kernel, dim=(-2, -1), dtype=torch.float64) ** 2
-    diagonals = _diagonal_sums(logits, causal).double().cpu().numpy()
-    columns = logits.sum(dim=-2).double().cpu().numpy()
-    own = energy.cpu().numpy()
+    """Shares, variance and r."""
+    batch, _, n = found.columns.shape
+    common = torch.linalg.vector_norm(found.kernel, dim=(-2, -1), dtype=torch.float64) ** 2
     seen = design.offsets if causal else design.offsets + n - 1
-    sums = np.concatenate([diagonals[..., seen], columns], axis=-1)
+    sums = np.concatenate([found.diagonals[..., seen], found.columns], axis=-1)
     split = len(design.offsets)
     relative, absolute = design.solve(sums.reshape(-1, sums.shape[-1]))
     relative, absolute = (x.reshape(*sums.shape[:2], -1) for x in (relative, absolute))
-    parts = [
-        _across(relative, sums[..., :split]),
-        _across(absolute, sums[..., split:]),
-        (batch**2 * common.cpu().numpy() - own.sum(axis=0)) / (batch * (batch - 1)),
-    ]
-    total = own.mean(axis=0)
-    named = [parts[0], parts[1], parts[2] - parts[0] - parts[1], total - parts[2]]
+    both = batch * (batch - 1)
+    positional = (batch**2 * common.cpu().numpy() - found.energy.sum(axis=0)) / both
+    total = found.energy.mean(axis=0)
+    along = _across(relative, sums[..., :split])
+    over = _across(absolute, sums[..., split:])
+    named = np.array([along, over, positional - along - over, total - positional])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(total > 0, np.array(named) / total, 0.0).T
+        shares = np.where(total > 0, named / total, 0.0).T
     by_offset = np.full((len(total), n), np.nan)
     behind = design.offsets >= 0
     by_offset[:, design.offsets[behind]] = relative.mean(axis=0)[:, behind]
-    return shares, total / design.pairs, by_offset, kernel
+    return shares, total / design.pairs, by_offset
 
 
 def _across(

@@ -8,6 +8,7 @@ on, converts once, and keeps the result under ``$LENPROBE_CACHE`` (``~/.cache/le
 unset). Nothing here asks any other host, and loading asks none.
 """
 
+import copy
 import hashlib
 import importlib.util
 import os
@@ -77,23 +78,26 @@ def smollm2(
     return build(hf.to(device), tokenizer, dtype).eval()
 
 
-def open_model(name: str) -> Any:
+def open_model(name: str, *, device: str = "cpu") -> Any:
     """The model of a name, ready to probe.
 
     Args:
         name: a folder that ``lenprobe.save`` wrote, ``smollm2``, or the folder or id of a Hugging
             Face model, which becomes a TransformerBridge.
+        device: ``cpu``, ``cuda`` or ``mps``.
 
     Raises:
+        ValueError: the device is not there.
         FileNotFoundError: nothing of that name is here, and it has no form of a Hugging Face id.
         OSError: Hugging Face has no such model, or cannot be reached.
     """
     from lenprobe.models import is_saved, load
 
+    _check_device(device)
     if name == "smollm2":
-        return smollm2()
+        return smollm2().to(device)
     if is_saved(name):
-        return load(name)
+        return load(name).to(device)
     if not Path(name).exists() and name.count("/") != 1:
         raise FileNotFoundError(
             f"model={name!r} is no folder here; give a folder that lenprobe.save wrote, 'smollm2', "
@@ -101,7 +105,57 @@ def open_model(name: str) -> Any:
         )
     from transformer_lens.model_bridge import TransformerBridge
 
-    return TransformerBridge.boot_transformers(name, device="cpu").eval()
+    return TransformerBridge.boot_transformers(name, device=device).eval()
+
+
+def wrap(hf_model: Any) -> Any:
+    """A TransformerBridge over a Hugging Face model object, without a tokenizer.
+
+    The weights are shared and the model itself is left as it was: a bridge puts its own modules
+    in place of some, so it gets a copy of the structure.
+
+    Args:
+        hf_model: a ``transformers.PreTrainedModel`` that TransformerLens has an adapter for.
+
+    Raises:
+        TypeError: it has none; the message names the architecture and the reason.
+    """
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    weights = (*hf_model.parameters(), *hf_model.buffers())
+    copied = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in weights})
+    copied.config = copy.deepcopy(hf_model.config)
+    copied.config._attn_implementation = "eager"
+    name = type(hf_model).__name__
+    try:
+        bridge = build_bridge_from_module(
+            copied, architecture=name, hf_config=copied.config, device=str(hf_model.device)
+        )
+    except (ValueError, AttributeError, KeyError) as error:
+        raise TypeError(
+            f"model is a {name}, which TransformerLens {_installed_version()} cannot bridge: "
+            f"{error}. Pass the causal or masked language model of that architecture"
+        ) from error
+    return bridge.eval()
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(device.split(":")[0], False):
+        able = ", ".join(name for name, yes in there.items() if yes)
+        raise ValueError(f"device={device!r} is not there; this machine has {able}")
+
+
+def _installed_version() -> str:
+    from importlib.metadata import version
+
+    return version("transformer-lens")
 
 
 def smollm2_folder() -> Path:

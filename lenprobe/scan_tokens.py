@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,49 @@ def passage() -> str:
     ['The', 'ferry', 'to']
     """
     return resources.files("lenprobe").joinpath("data", "passage.txt").read_text(encoding="utf-8")
+
+
+def read_text(path: Path) -> str:
+    """A file of natural text.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"text={str(path)!r}: there is no such file") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text={str(path)!r} is no UTF-8 text: {error}") from error
+
+
+def read_tokens(path: Path) -> Int[Tensor, "batch pos"]:
+    """A file of token ids, one sequence a line, apart by spaces or commas, all as long.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a line holds something else, or lines differ in length.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"tokens={str(path)!r}: there is no such file")
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if words:
+            wrong = [word for word in words if not word.isdecimal()]
+            if wrong:
+                raise ValueError(
+                    f"tokens={str(path)!r} line {number} holds {wrong[0]!r}; write token ids, "
+                    "whole numbers from 0 on"
+                )
+            rows.append([int(word) for word in words])
+    if not rows or len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            f"tokens={str(path)!r} holds {len(rows)} sequences of lengths "
+            f"{sorted({len(row) for row in rows})}; write 2 or more, all of one length"
+        )
+    return torch.tensor(rows)
 
 
 def contents_for(

@@ -9,7 +9,7 @@ at work. Both are reported. Definitions: those of the single probes; see
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from lenprobe.hosts import Host, cast, host_of
 from lenprobe.layer_figures import LayerFigures, figures_of
 from lenprobe.probes.carrier import amplitudes_of, evaluate
 from lenprobe.probes.decomposition import PARTS, Design
+from lenprobe.probes.pinning import TIMES_WEIGHT
 from lenprobe.probes.routing import routing_of
-from lenprobe.probes.rule import MAJORITY, TIMES_WEIGHT
-from lenprobe.reading import LayerReading, UnverifiedReading, check_tokens, stream
+from lenprobe.probes.rule import MAJORITY
+from lenprobe.reading import LayerReading, UnverifiedReading, stream
 from lenprobe.results import Provenance, Result, tokens_hash
 from lenprobe.rotation import Rotation
 from lenprobe.scan_tokens import check_room, contents_for
@@ -429,17 +430,23 @@ def _assembled(
     )
 
 
+def _cut(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "more shorter"]:
+    """The same tokens as four times as many sequences, enough for an interval."""
+    length = max(8, tokens.shape[1] // 4)
+    whole = tokens[:, : tokens.shape[1] // length * length]
+    return whole.reshape(-1, length)
+
+
 def _with_swaps(
     found: Scan, model: Any, sources: Mapping[str, Tensor], count: int, seed: int
 ) -> Scan:
     """The scan with the swap scores of its most positional heads; NaN for the others."""
-    from dataclasses import replace
-
     scores = np.full((len(found.tokens), 2), np.nan)
-    for kind, tokens in sources.items():
+    for kind, whole in sources.items():
+        tokens = _cut(whole)
         for index in found.most_positional(count, tokens=kind).index:
             where = int(found.layer[index]), int(found.head[index])
-            routing = routing_of(model, *where, check_tokens(host_of(model), tokens), seed=seed)
+            routing = routing_of(model, *where, tokens, seed=seed)
             scores[index] = routing.swap
     return replace(
         found,

@@ -1,6 +1,7 @@
 """One adapter a host library. ``host_of`` finds the one that a model needs."""
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from lenprobe.hosts.base import Geometry as Geometry
 from lenprobe.hosts.base import Host as Host
@@ -14,7 +15,8 @@ def host_of(model: Any) -> Host:
 
     Args:
         model: a HookedTransformer (TransformerLens 3.9) or a TransformerBridge (3.9 or 4.x), over a
-            Hugging Face model or native.
+            Hugging Face model or native; or a Hugging Face model itself, which is read through a
+            bridge that shares its weights.
 
     Raises:
         TypeError: the model is compiled, so its hooks are dead, or of a kind that has no adapter.
@@ -41,11 +43,30 @@ def host_of(model: Any) -> Host:
             from lenprobe.hosts.hooked import HookedHost
 
             return HookedHost(model)
+    wrapped = _bridge_over(model)
+    if wrapped is not None:
+        return host_of(wrapped)
     raise TypeError(
         f"model is a {type(model).__module__}.{type(model).__qualname__}; lenprobe reads "
-        "HookedTransformer and TransformerBridge. Wrap a Hugging Face model with "
-        "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)"
+        "HookedTransformer, TransformerBridge and Hugging Face models"
     )
+
+
+_BRIDGES: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+"""The bridge over each Hugging Face model that was read, as long as the model lives."""
+
+
+def _bridge_over(model: Any) -> Any:
+    """A bridge over a Hugging Face model; None for other things."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    if model not in _BRIDGES:
+        from lenprobe.pretrained import wrap
+
+        _BRIDGES[model] = wrap(model)
+    return _BRIDGES[model]
 
 
 def _refuse_compiled(model: Any) -> None:

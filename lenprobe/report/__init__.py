@@ -25,6 +25,8 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    sortable: bool = False
+    """A click on a heading sorts by its column."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -112,6 +114,11 @@ def render(title: str, lead: str, sections: Sequence[Section], *, footer: str = 
         sections=sections,
         footer=footer,
         script=Markup(script_html()) if has_views else "",
+        sorts=any(
+            isinstance(block, Table) and block.sortable
+            for part in sections
+            for block in part.blocks
+        ),
         fragment=lambda view: Markup(view.fragment()),
     )
 
