@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lenprobe.ablation import ablated as ablated
     from lenprobe.content_tasks import Addition as Addition
     from lenprobe.content_tasks import Induction as Induction
     from lenprobe.content_tasks import Sort as Sort
@@ -52,6 +53,7 @@ _HOME = {
     "routing_of": "lenprobe.probes.routing",
     "rule_of": "lenprobe.probes.rule",
     "scan": "lenprobe.probes.scan",
+    "ablated": "lenprobe.ablation",
     "Addition": "lenprobe.content_tasks",
     "Induction": "lenprobe.content_tasks",
     "Sort": "lenprobe.content_tasks",

@@ -217,14 +217,20 @@ def _study(
 
 @app.command("bench")
 def _bench(
+    what: Annotated[
+        str, typer.Argument(help="probes, or scan: of SmolLM2, time and peak memory.")
+    ] = "probes",
     repeats: Annotated[int, typer.Option(help="Of each pair; the fastest counts.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object alone.")] = False,
 ) -> None:
-    """Time readings and probes against named peers, as ratios."""
+    """Time readings, probes, training and scans against named peers, as ratios."""
+    if what not in ("probes", "scan"):
+        raise ValueError(f"what={what!r} cannot be timed; take probes or scan")
     with _stdout_kept():
         from lenprobe.bench import bench
+        from lenprobe.bench_scan import bench_scan
 
-        found = bench(repeats=repeats)
+        found = bench(repeats=repeats) if what == "probes" else bench_scan(repeats=repeats)
     typer.echo(strict_json(found.as_dict()) if as_json else found.summary())
 
 

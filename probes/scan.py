@@ -69,7 +69,7 @@ class Scan(Result):
             offsets = found[(found["rule"] == "offset")]
             near = self.most_positional(5, tokens=kind)
             best = ", ".join(
-                f"L{r.layer}H{r.head} offset {r.number} ({r.weight:.0%} of its weight)"
+                f"L{r.layer}H{r.head} offset {r.near} ({r.near_weight:.0%} of its weight)"
                 for r in near.itertuples()
             )
             lines.append(
@@ -92,7 +92,9 @@ class Scan(Result):
         rule's offset, ``closed_form`` its correlation with the measured relative part;
         ``equivariance`` is E at δ = 4096 in float32; ``wavelength`` the geometric mean over rotary
         pairs, weighted by amplitude; ``alpha N`` the share of queries up to N that keep the rule
-        of the kernel's first quarter; ``previous`` the mean attention to the previous token.
+        of the kernel's first quarter; ``near`` the offset of 1 to 8 with the most attention and
+        ``near_weight`` how much (``near_uniform`` of a uniform head); ``previous`` the mean
+        attention to the previous token.
         """
         import pandas as pd
 
@@ -103,25 +105,26 @@ class Scan(Result):
         slot = frame.pop("slot") == 1
         frame.insert(3, "rule", np.where(slot, "slot", "offset"))
         frame["number"] = frame["number"].astype(int)
+        frame["near"] = frame["near"].astype(int)
         found = (frame["share"] > MAJORITY) & (frame["weight"] >= TIMES_WEIGHT * frame["uniform"])
         frame.insert(5, "found", found)
         return frame
 
-    def most_positional(
-        self, count: int, *, tokens: str | None = None, near: int = NEAR
-    ) -> "pd.DataFrame":
-        """The heads with the most attention at one near offset, 1 to ``near``, strongest first.
+    def most_positional(self, count: int, *, tokens: str | None = None) -> "pd.DataFrame":
+        """The heads with the most attention at one near offset, strongest first.
+
+        A head counts from twice a uniform head's attention on, whatever most of its queries do:
+        many heads of real models rest on the first token and leave it for a near one.
 
         Args:
             count: how many rows.
             tokens: of this kind alone; the first kind scanned by default.
-            near: the largest offset that counts.
         """
         frame = self.to_frame()
         kind = self.tokens[0] if tokens is None and self.tokens else tokens
-        own = frame[(frame["tokens"] == kind) & (frame["rule"] == "offset")]
-        own = own[own["number"].between(1, near) & own["found"]]
-        return own.sort_values("weight", ascending=False, kind="stable").head(count)
+        own = frame[frame["tokens"] == kind]
+        own = own[own["near_weight"] >= TIMES_WEIGHT * own["near_uniform"]]
+        return own.sort_values("near_weight", ascending=False, kind="stable").head(count)
 
     def grid(self, column: str, tokens: str | None = None) -> Float[np.ndarray, "layer head"]:
         """A column by layer and head; NaN for layers that have no rows.
@@ -312,14 +315,13 @@ class _Run:
         relative = np.mean([each.relative[head] for each in figures], axis=0)
         target = number if not slot and number >= 0 else None
         carrier = self._carrier(layer, head, figures, relative, target, reach)
-        able = np.arange(number, n) if number > 0 else np.arange(1, n)
         alphas = np.mean([each.carried[head] for each in figures], axis=0)
         values = {
             "slot": float(slot),
             "number": float(number),
             "share": float(follow[best]),
             "weight": float(weight[best]),
-            "uniform": float(self.uniform[layer][able].mean()),
+            "uniform": self._uniform(layer, number, n),
             "positional": float(mean[:3].sum()),
             **{name.split()[0]: float(share) for name, share in zip(PARTS, mean, strict=True)},
             "spread": float(np.sqrt(energy.mean())),
@@ -329,6 +331,9 @@ class _Run:
                 f"alpha {length}": float(share)
                 for length, share in zip(self.lengths, alphas, strict=True)
             },
+            "near": float(1 + weight[n : n + NEAR].argmax()),
+            "near_weight": float(weight[n : n + NEAR].max()),
+            "near_uniform": self._uniform(layer, 1 + int(weight[n : n + NEAR].argmax()), n),
             "previous": float(weight[n]),
             "self_check": self.self_check[kind, layer],
         }
@@ -340,6 +345,10 @@ class _Run:
             usage=carrier["usage"],
             wavelengths=carrier["wavelengths"],
         )
+
+    def _uniform(self, layer: int, number: int, n: int) -> float:
+        """What a uniform head has at an offset or slot, over the queries that can have it."""
+        return float(self.uniform[layer][np.arange(max(number, 1), n)].mean())
 
     def _carrier(
         self,

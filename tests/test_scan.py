@@ -100,8 +100,6 @@ def test_batches_are_averaged():
     whole = scan(model, tokens, batch=8, progress=False)
     parts = [scan(model, part, progress=False) for part in tokens.split(4)]
     halves = scan(model, tokens, batch=4, progress=False)
-    share = whole.columns.index("share")
-    np.testing.assert_allclose(halves.values[:, share].max(), whole.values[:, share].max(), rtol=1)
     spread = whole.columns.index("spread")
     mean = np.sqrt(np.mean([part.values[:, spread] ** 2 for part in parts], axis=0))
     np.testing.assert_allclose(halves.values[:, spread], mean, rtol=1e-9)

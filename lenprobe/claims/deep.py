@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lenprobe.ablation import ablated
 from lenprobe.claims.base import FAR, TRAIN_LENGTH, Claim, Effort
 from lenprobe.hosts import host_of
 from lenprobe.models import build
@@ -165,18 +166,8 @@ def ablation_drops(
     found = np.zeros((host.n_layers, host.n_heads))
     for layer in range(host.n_layers):
         for head in range(host.n_heads):
-            attn: Any = host.attn(layer)
-
-            def silence(module: Any, args: Any, out: torch.Tensor, head: int = head) -> Any:
-                out = out.clone()
-                out[:, :, head] = 0
-                return out
-
-            handle = attn.hook_z.register_forward_hook(silence)
-            try:
+            with ablated(model, [(layer, head)]):
                 found[layer, head] = whole - correct(model, task, tokens)[:, asked].mean()
-            finally:
-                handle.remove()
     return found
 
 

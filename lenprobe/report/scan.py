@@ -21,7 +21,7 @@ PAGE, PARQUET, CSV = "scan.html", "scan.parquet", "scan.csv"
 
 _SHOWN = 6  # heads whose attention is drawn
 _MAPS = {
-    "weight": "attention at the head's own rule",
+    "near_weight": "attention at the head's best near offset",
     "positional": "share of the logits' variance that positions decide",
     "alignment": "phase alignment at the rule's offset",
 }
@@ -37,7 +37,8 @@ _TABLE = (
     "peak",
     "alignment",
     "horizon",
-    "previous",
+    "near",
+    "near_weight",
 )
 
 
@@ -77,7 +78,7 @@ def _heads(scan: Scan, kind: str, frame: "pd.DataFrame") -> Section:
     shown = [*_TABLE, *alphas, *swaps]
     rows = [
         [f"L{row['layer']}H{row['head']}", *(_cell(row[name]) for name in shown)]
-        for row in own.sort_values("weight", ascending=False).to_dict("records")
+        for row in own.sort_values("near_weight", ascending=False).to_dict("records")
     ]
     blocks: list[Block] = [_map(scan, kind, name, label) for name, label in _MAPS.items()]
     blocks += [_map(scan, kind, name, f"α at N = {name.split()[1]}") for name in alphas[-1:]]
@@ -112,7 +113,7 @@ def _attention(scan: Scan, model: Any) -> Section:
     views: list[tuple[str, AttentionView]] = []
     for row in scan.most_positional(_SHOWN).itertuples():
         pattern = read(model, tokens, int(row.layer), [int(row.head)]).pattern[0]
-        name = f"L{row.layer}H{row.head}: offset {row.number}, {row.weight:.0%}"
+        name = f"L{row.layer}H{row.head}: offset {row.near}, {row.near_weight:.0%}"
         views.append((name, attention_view(pattern.float(), words)))
     said = "The heads with the most attention at one near offset, on one sequence."
     return Section(title="Most positional heads", text=[said], blocks=[Views(views=views)])
