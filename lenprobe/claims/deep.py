@@ -186,5 +186,5 @@ def transfer(models: list[DeepModel]) -> Claim:
             "RoPE above learned at 48; the head found has the signs of C2 to C5; ablating it costs "
             "≥ 0.5, any other ≤ 0.1 (RoPE)"
         ),
-        holds=apart and signs and confirmed,
+        holds=bool(apart and signs and confirmed),
     )

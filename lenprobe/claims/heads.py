@@ -164,7 +164,7 @@ def equivariance(heads: Heads) -> Claim:
             f"{learned:.1f}"
         ),
         threshold="≤ 1e-10, ≤ 1e-5, ≤ 5e-4; learned ≥ 0.1",
-        holds=double <= 1e-10 and single <= 1e-5 and host <= 5e-4 and learned >= 0.1,
+        holds=bool(double <= 1e-10 and single <= 1e-5 and host <= 5e-4 and learned >= 0.1),
     )
 
 
@@ -183,7 +183,7 @@ def pinning(heads: Heads) -> Claim:
             f"{sum(same)} of {len(same)}"
         ),
         threshold=f"≥ 5 × uniform, slot < {TRAIN_LENGTH}, rows bit-equal, in every head",
-        holds=min(times) >= 5 and inside and all(same),
+        holds=bool(min(times) >= 5 and inside and all(same)),
     )
 
 
@@ -212,7 +212,7 @@ def carrier(heads: Heads) -> Claim:
             f"{len(found)} up to {_SEARCHED}: {horizon}"
         ),
         threshold=f"peak = target over offsets < {FAR} in every seed; alignment ≥ 0.6; r ≥ 0.999",
-        holds=all(peaks) and min(alignment) >= 0.6 and correlation >= 0.999,
+        holds=bool(all(peaks) and min(alignment) >= 0.6 and correlation >= 0.999),
     )
 
 

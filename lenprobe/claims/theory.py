@@ -210,7 +210,7 @@ def loosening(theory: Theory) -> Claim:
         text="with more heads and layers the tie loosens, since content can find the token",
         figure=f"larger of the two ρ: 1L1H {single:.2f}, {rhos}; {said}",
         threshold="ρ below that of 1L1H in every other architecture; all such runs above",
-        holds=holds and above == len(differences),
+        holds=bool(holds and above == len(differences)),
     )
 
 
