@@ -13,7 +13,9 @@ from lenprobe.claims.deep import ablation_drops
 from lenprobe.claims.linear import min_norm, norm_ratio
 from lenprobe.claims.theory import (
     Theory,
+    above_floor,
     auc,
+    ceiling,
     loosening,
     ranking,
     runs_of,
@@ -132,6 +134,25 @@ def test_accuracy_counts_above_chance(alphas):
     runs.loc[0, "rule_share"] = np.nan  # a run that diverged
     runs["rule_share"] *= runs["alpha"] + 0.1
     assert spearman(runs, "rule_share") == pytest.approx(1.0)
+
+
+def test_quality_counts_from_what_models_without_positions_reach():
+    rows = [("none", 0.15), ("none", 0.2), ("rope", 0.9), ("learned", 0.1)]
+    runs = pd.DataFrame(
+        [{"architecture": "1L1H", "task": "t", "encoding": e, "accuracy": a} for e, a in rows]
+    )
+    np.testing.assert_allclose(above_floor(runs, "accuracy")["accuracy"], [0, 0, 0.7, 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_untied_quality_ranks_better_than_the_ceiling(seed):
+    from scipy import stats
+
+    draw = np.random.default_rng(seed)
+    values = draw.integers(0, 4, 30).astype(float)
+    best = values + 1e-9 * draw.random(30)  # in the right order, without ties
+    assert stats.spearmanr(values, best).statistic == pytest.approx(ceiling(values), abs=1e-9)
+    assert ceiling(values) < 1
 
 
 @pytest.mark.parametrize("residual", [0.02, 0.3, 0.9])

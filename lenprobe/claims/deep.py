@@ -42,6 +42,8 @@ class DeepModel:
     """Layer and head with the most attention at the target offset."""
     drops: np.ndarray
     """Accuracy lost at the training length when a head is ablated, [layer, head]."""
+    shared: tuple[int, float]
+    """How many heads have most of their attention at the target, and what ablating all costs."""
     mass: tuple[float, float]
     """The working head's mean attention at the target, at both lengths."""
     carrier: Carrier | None
@@ -87,8 +89,9 @@ class DeepModel:
             rule = f"peak {peak}, alignment {self.carrier.alignment:.2f}, E {self.error:.0e}"
         return (
             f"{name}: {self.near:.2f} at {TRAIN_LENGTH}, {self.far:.2f} at {FAR}; {head}: {rule}, "
-            f"mass {self.mass[0]:.2f} to {self.mass[1]:.2f}, ablated −{self.own:.2f}, others at "
-            f"most −{max(self.others, 0):.2f}"
+            f"mass {self.mass[0]:.2f} to {self.mass[1]:.2f}, ablated −{max(self.own, 0):.2f}, "
+            f"others at most −{max(self.others, 0):.2f}, all {self.shared[0]} at the offset "
+            f"together −{max(self.shared[1], 0):.2f}"
         )
 
 
@@ -130,11 +133,34 @@ def _study(encoding: str, layers: int, seed: int, *, progress: bool) -> DeepMode
         far=accuracy.at(FAR),
         head=where,
         drops=ablation_drops(model, task, TRAIN_LENGTH, seed=seed),
+        shared=_shared(model, task, weights[0], seed),
         mass=(float(weights[0][where]), float(weights[1][where])),
         carrier=carrier,
         error=error,
         pinning=pinning_of(model, *where),
     )
+
+
+def _shared(model: Any, task: FixedOffset, weight: np.ndarray, seed: int) -> tuple[int, float]:
+    heads = [(int(layer), int(head)) for layer, head in np.argwhere(weight > 0.5)]
+    return len(heads), _drop(model, task, TRAIN_LENGTH, heads, _SEQUENCES, seed)
+
+
+def _drop(
+    model: Any,
+    task: FixedOffset,
+    length: int,
+    heads: list[tuple[int, int]],
+    sequences: int,
+    seed: int,
+) -> float:
+    """Accuracy lost when the heads' outputs are set to zero."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = task.sample(sequences, length, generator=generator)
+    asked = task.sources(length) >= 0
+    whole = correct(model, task, tokens)[:, asked].mean()
+    with ablated(model, heads):
+        return float(whole - correct(model, task, tokens)[:, asked].mean())
 
 
 def weight_at(model: Any, offset: int, length: int) -> np.ndarray:
@@ -159,16 +185,15 @@ def ablation_drops(
     (1, 2)
     """
     host = host_of(model)
-    generator = torch.Generator().manual_seed(seed)
-    tokens = task.sample(sequences, length, generator=generator)
-    asked = task.sources(length) >= 0
-    whole = correct(model, task, tokens)[:, asked].mean()
-    found = np.zeros((host.n_layers, host.n_heads))
-    for layer in range(host.n_layers):
-        for head in range(host.n_heads):
-            with ablated(model, [(layer, head)]):
-                found[layer, head] = whole - correct(model, task, tokens)[:, asked].mean()
-    return found
+    return np.array(
+        [
+            [
+                _drop(model, task, length, [(layer, head)], sequences, seed)
+                for head in range(host.n_heads)
+            ]
+            for layer in range(host.n_layers)
+        ]
+    )
 
 
 def transfer(models: list[DeepModel]) -> Claim:
