@@ -27,6 +27,8 @@ class Table:
     caption: str = ""
     sortable: bool = False
     """A click on a heading sorts by its column."""
+    prose: bool = False
+    """The cells hold sentences."""
 
     def __post_init__(self) -> None:
         for row in self.rows:

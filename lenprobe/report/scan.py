@@ -66,7 +66,7 @@ def write_scan(scan: Scan, folder: str | Path, *, model: Any = None) -> Path:
         sections.insert(0, _attention(scan, model))
     if scan.failures:
         rows = [[layer, reason] for layer, reason in scan.failures.items()]
-        failed = Table(columns=["layer", "why"], rows=rows)
+        failed = Table(columns=["layer", "why"], rows=rows, prose=True)
         sections.append(Section(title="Layers that could not be verified", blocks=[failed]))
     return write(folder / PAGE, title, scan.summary(), sections, footer=str(scan.provenance))
 

@@ -51,6 +51,7 @@ def _sections(study: Study) -> Iterator[Section]:
                     [claim.name, claim.text, claim.figure, claim.threshold, claim.verdict]
                     for claim in study.claims
                 ],
+                prose=True,
             )
         ],
     )
