@@ -98,6 +98,9 @@ def _scan(
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens a sequence; 512 by default.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences a forward pass.")] = 4,
+    null: Annotated[
+        bool, typer.Option(help="The same model at random initialisation beside it; twice as long.")
+    ] = False,
     swaps: Annotated[
         int, typer.Option(help="Swap scores too, of so many of the most positional heads.")
     ] = 0,
@@ -125,6 +128,7 @@ def _scan(
             text=natural,
             length=length,
             batch=batch,
+            null=null,
             swaps=swaps,
             dtype=dtype,
             seed=seed,

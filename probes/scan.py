@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lenprobe.hosts import Host, cast, host_of
 from lenprobe.layer_figures import LayerFigures, figures_of
+from lenprobe.nulls import reinitialised
 from lenprobe.probes.carrier import amplitudes_of, evaluate
 from lenprobe.probes.decomposition import PARTS, Design
 from lenprobe.probes.pinning import TIMES_WEIGHT
@@ -165,6 +166,7 @@ def scan(
     batch: int = 4,
     train_length: int | None = None,
     reach: int | None = None,
+    null: bool = False,
     swaps: int = 0,
     dtype: str = "float32",
     seed: int = 0,
@@ -188,6 +190,8 @@ def scan(
         train_length: the short grid that a head's own rule is read off for α, a quarter of the
             length by default. α is judged at twice that and at the length.
         reach: offsets that a horizon is looked for in.
+        null: adds the figures of the same model at random initialisation on the same tokens, which
+            takes as long again: ``null share``, ``null positional``, ``null near_weight``.
         swaps: for so many of the most positional heads, swap scores too, which take much longer.
         dtype: the weights are cast to for the scan: float32, float64 or bfloat16.
         seed: of the random tokens.
@@ -210,10 +214,17 @@ def scan(
     reach = max(n, min(host.n_ctx, _REACH)) if reach is None else reach
     if reach < n:
         raise ValueError(f"reach={reach}: {n} or more, the length scanned")
-    run = _Run(host, train_length, lengths, sources, batch, progress=progress)
+    run, blank = (
+        _Run(host, train_length, lengths, sources, batch, progress=progress) for _ in range(2)
+    )
     with cast(host.model, _DTYPES[dtype]):
         run.go()
+        if null and run.complete:
+            with reinitialised(host, seed=seed):
+                blank.go()
     rows = [row for kind in sources for row in run.rows(kind, reach)]
+    if null:
+        _add_null(rows, [row for kind in sources for row in blank.rows(kind, reach)])
     if not rows:
         reasons = "; ".join(run.failures.values()) or "interrupted before the first layer"
         raise UnverifiedReading(f"{host.description}: no layer could be scanned: {reasons}")
@@ -389,6 +400,15 @@ class _Run:
             "usage": usage,
             "wavelengths": 2 * np.pi / omega,
         }
+
+
+def _add_null(rows: list[_Row], blank: list[_Row]) -> None:
+    """Sets what a random head reaches beside each head; NaN where it was not read."""
+    known = {(row.tokens, row.layer, row.head): row.values for row in blank}
+    for row in rows:
+        random = known.get((row.tokens, row.layer, row.head), {})
+        for name in ("share", "positional", "near_weight"):
+            row.values[f"null {name}"] = random.get(name, math.nan)
 
 
 def _worst(values: Iterable[float]) -> float:

@@ -128,6 +128,17 @@ def test_swap_scores_on_request():
     assert row["swap positional"] > 0.9
 
 
+def test_the_null_is_the_same_model_at_random_initialisation():
+    head = carrier(3)
+    found = scan(head.model, length=32, null=True, progress=False)
+    row = row_of(found, head.layer, head.head)
+    rule = rule_of(head.model, head.layer, head.head, random_tokens(16, 8, 32, 0))
+    assert row["share"] == 1.0 and row["null share"] < 0.5 and rule.null_share < 0.5
+    assert row["null near_weight"] < row["near_weight"] / 2
+    plain = scan(head.model, length=32, progress=False)
+    np.testing.assert_array_equal(found.values[:, : len(plain.columns)], plain.values)
+
+
 # --- architectures -------------------------------------------------------------------------------
 
 
