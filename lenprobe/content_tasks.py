@@ -5,47 +5,19 @@ since it is no token of the sequence at all. Models train on them like on any ot
 score them, and says so.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lenprobe.tasks import IGNORE, check_whole
+from lenprobe.tasks import IGNORE, TokenTask, check_whole
 
 
-class ContentTask(ABC):
-    """Random tokens, and answers that depend on them."""
+class ContentTask(TokenTask):
+    """Answers that depend on the tokens."""
 
-    d_vocab: int
-    """How many tokens."""
     in_scope = False
-    """Whether α_L covers it."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """A short name."""
-
-    @property
-    @abstractmethod
-    def min_length(self) -> int:
-        """The shortest sequence with a query."""
-
-    @abstractmethod
-    def targets(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
-        """The right token at each query; −100 where nothing is asked."""
-
-    def asks(self, length: int) -> bool:
-        """Whether sequences of this length have a query."""
-        return length >= self.min_length
-
-    def sample(
-        self, batch: int, length: int, *, generator: torch.Generator
-    ) -> Int[Tensor, "batch pos"]:
-        """Random token sequences."""
-        return torch.randint(0, self.d_vocab, (batch, length), generator=generator)
 
 
 @dataclass(frozen=True)

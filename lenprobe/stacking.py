@@ -19,13 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lenprobe import encodings
-from lenprobe.content_tasks import ContentTask
 from lenprobe.encodings.alibi import slopes
 from lenprobe.encodings.t5 import MAX_DISTANCE, bucket_of
 from lenprobe.hosts import host_of
 from lenprobe.models import ModelSpec, spec_of
 from lenprobe.results import Provenance
-from lenprobe.tasks import IGNORE, Task
+from lenprobe.tasks import IGNORE, TokenTask
 from lenprobe.training import (
     SOLVED,
     WINDOW,
@@ -42,7 +41,7 @@ from lenprobe.weights import set_weights, trainable, weights_of
 
 def fit_many(
     models: Sequence[Any],
-    task: Task | ContentTask,
+    task: TokenTask,
     lengths: Iterable[int],
     steps: int = 2000,
     *,
@@ -340,7 +339,7 @@ class _Course:
 
 def _train(
     models: Sequence[Any],
-    task: Task | ContentTask,
+    task: TokenTask,
     lengths: list[int],
     steps: int,
     seeds: Sequence[int],
@@ -396,7 +395,7 @@ def _train(
 
 
 def _padded(
-    parts: list[Tensor], task: Task | ContentTask, longest: int
+    parts: list[Tensor], task: TokenTask, longest: int
 ) -> tuple[Int[Tensor, "model batch pos"], Int[Tensor, "model batch pos"]]:
     """Tokens and targets of all models, filled up behind, where no causal query sees it."""
     shape = (len(parts), parts[0].shape[0], longest)

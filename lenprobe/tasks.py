@@ -19,12 +19,12 @@ IGNORE = -100
 """The target of a query that is asked nothing."""
 
 
-class Task(ABC):
-    """A source map over random tokens."""
+class TokenTask(ABC):
+    """Random tokens, and the right answer at some of their positions."""
 
     d_vocab: int
     """How many tokens."""
-    in_scope = True
+    in_scope: bool
     """Whether α_L covers it: positions alone decide where the answer stands."""
 
     @property
@@ -37,6 +37,26 @@ class Task(ABC):
     def min_length(self) -> int:
         """The shortest sequence with a query."""
 
+    @abstractmethod
+    def targets(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+        """The right token at each query; −100 where nothing is asked."""
+
+    def asks(self, length: int) -> bool:
+        """Whether sequences of this length have a query."""
+        return length >= self.min_length
+
+    def sample(
+        self, batch: int, length: int, *, generator: torch.Generator
+    ) -> Int[Tensor, "batch pos"]:
+        """Random token sequences."""
+        return torch.randint(0, self.d_vocab, (batch, length), generator=generator)
+
+
+class Task(TokenTask):
+    """A source map over random tokens."""
+
+    in_scope = True
+
     @property
     def changes_with_length(self) -> bool:
         """Whether τ(i; n) depends on n."""
@@ -48,13 +68,7 @@ class Task(ABC):
 
     def asks(self, length: int) -> bool:
         """Whether sequences of this length have a query."""
-        return length >= self.min_length and bool((self.sources(max(length, 1)) >= 0).any())
-
-    def sample(
-        self, batch: int, length: int, *, generator: torch.Generator
-    ) -> Int[Tensor, "batch pos"]:
-        """Random token sequences."""
-        return torch.randint(0, self.d_vocab, (batch, length), generator=generator)
+        return super().asks(length) and bool((self.sources(max(length, 1)) >= 0).any())
 
     def targets(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
         """The right token at each query; −100 where nothing is asked."""

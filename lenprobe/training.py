@@ -16,11 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lenprobe import encodings
-from lenprobe.content_tasks import ContentTask
 from lenprobe.hosts import host_of
 from lenprobe.models import spec_of
 from lenprobe.results import Provenance, Result
-from lenprobe.tasks import IGNORE, Task
+from lenprobe.tasks import IGNORE, TokenTask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,7 +130,7 @@ class LengthAccuracy(Result):
 
 def fit(
     model: Any,
-    task: Task | ContentTask,
+    task: TokenTask,
     lengths: Iterable[int],
     steps: int = 2000,
     *,
@@ -221,7 +220,7 @@ def fit(
 
 def accuracy_by_length(
     model: Any,
-    task: Task | ContentTask,
+    task: TokenTask,
     lengths: Iterable[int],
     *,
     sequences: int = 1024,
@@ -279,7 +278,7 @@ def accuracy_by_length(
 
 
 def correct(
-    model: Any, task: Task | ContentTask, tokens: Int[Tensor, "batch pos"]
+    model: Any, task: TokenTask, tokens: Int[Tensor, "batch pos"]
 ) -> Bool[np.ndarray, "batch query"]:
     """Whether the model's most likely token is the right one; False where nothing is asked."""
     host = host_of(model)
@@ -298,7 +297,7 @@ def correct(
 
 
 def draw(
-    task: Task | ContentTask,
+    task: TokenTask,
     lengths: list[int],
     batch: int,
     n_ctx: int,
@@ -346,7 +345,7 @@ def _scores(
     return [float(hits[part].mean()) if part.any() else math.nan for part in parts]
 
 
-def check_lengths(lengths: Iterable[int], task: Task | ContentTask, host: Any) -> list[int]:
+def check_lengths(lengths: Iterable[int], task: TokenTask, host: Any) -> list[int]:
     """The lengths as a list, or an error that names the one that task or model cannot take."""
     found = [int(length) for length in lengths]
     if not found:
