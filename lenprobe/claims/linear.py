@@ -1,9 +1,11 @@
 """C6: the same task with attention that has no softmax.
 
-The pattern is the raw masked logits. A RoPE head's is then a sum of cosines of the offset. The
-smallest θ that interpolates the rule on the trained offsets is of no use as a measure: the slow
-pairs are all but equal over 16 tokens, so its norm is beyond 10¹². So the trained head, scaled to 1
-at the target, is compared with the smallest θ that comes as close to the rule as it does.
+The pattern is the raw masked logits. A RoPE head's is then a sum of cosines of the offset, and the
+rule is the function that is 1 at the target and 0 at the other trained offsets. The smallest θ that
+interpolates it is of no use as a measure: the slow pairs are all but equal over 16 tokens, so its
+norm is beyond 10¹². So the trained head is compared with the smallest θ that comes as close to the
+rule as it does, both up to a scale, which the output matrices set, and up to a constant, which adds
+the same to every answer.
 """
 
 import math
@@ -56,16 +58,19 @@ def train_linear(effort: Effort, *, progress: bool = False) -> Linear:
 
 
 def norm_ratio(carrier: Carrier) -> float:
-    """‖A‖ / |g(d)| of a carrier, over the least norm that comes as close to the rule.
-
-    Infinite where θ = 0 comes as close.
-    """
-    scaled = carrier.kernel[: carrier.train_length] / carrier.kernel[carrier.target]
-    wanted = np.eye(carrier.train_length)[carrier.target]
-    own = float(np.linalg.norm(carrier.amplitudes)) / abs(float(carrier.kernel[carrier.target]))
-    residual = float(np.linalg.norm(scaled - wanted))
+    """‖A‖ of a carrier, scaled to come closest to the rule, over the least norm as close to it."""
+    kernel = carrier.kernel[: carrier.train_length]
+    shape, wanted = kernel - kernel.mean(), _rule(carrier.target, carrier.train_length)
+    scale = (shape @ wanted) / (shape @ shape)
+    own = abs(scale) * float(np.linalg.norm(carrier.amplitudes))
+    residual = float(np.linalg.norm(scale * shape - wanted))
     least = min_norm(carrier.frequencies, carrier.target, carrier.train_length, residual)
     return own / float(np.linalg.norm(least)) if least.any() else math.inf
+
+
+def _rule(target: int, train_length: int) -> Float[np.ndarray, " offset"]:
+    """1 at the target and 0 elsewhere, less its mean."""
+    return np.eye(train_length)[target] - 1 / train_length
 
 
 def min_norm(
@@ -73,23 +78,24 @@ def min_norm(
 ) -> Float[np.ndarray, " feature"]:
     """The smallest θ over cos and sin features that is within ``residual`` of the rule.
 
-    The rule is 1 at the target and 0 at the other trained offsets; its norm is 1, so that a
-    residual of 1 or more is reached by θ = 0.
+    Both are taken less their mean over the trained offsets. θ = 0 is within the rule's own norm,
+    √(1 − 1/L), and nothing comes closer than float64 resolves.
 
     >>> theta = min_norm(np.array([1.0, 0.5]), target=1, train_length=3, residual=0.1)
     >>> angles = np.outer(np.arange(3), [1.0, 0.5])
-    >>> features = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    >>> round(float(np.linalg.norm(features @ theta - [0, 1, 0])), 6)
+    >>> made = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) @ theta
+    >>> round(float(np.linalg.norm(made - made.mean() - [-1 / 3, 2 / 3, -1 / 3])), 6)
     0.1
     """
     from scipy import optimize
 
     angles = np.outer(np.arange(train_length), frequencies)
     features = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    left, singular, right = np.linalg.svd(features, full_matrices=False)
-    along = left[target]  # of the rule, by singular direction
-    outside = max(0.0, 1 - float(along @ along))
-    if residual >= 1:
+    left, singular, right = np.linalg.svd(features - features.mean(axis=0), full_matrices=False)
+    wanted = _rule(target, train_length)
+    along = left.T @ wanted
+    outside = max(0.0, float(wanted @ wanted - along @ along))
+    if residual >= np.linalg.norm(wanted):
         return np.zeros(features.shape[1])
 
     def shortfall(log_ridge: float) -> float:
