@@ -267,7 +267,7 @@ def _assemble(
         own = _from_qk(where, q, k, geometry, positions, exact=host.exact_tables)
         logits = own.masked_fill(~visible, -math.inf).to(pattern.dtype)
     else:
-        visible = scores[0, 0] > _masked_below(scores.dtype)
+        visible = ~(scores[0, 0] <= _masked_below(scores.dtype))  # NaN counts, so that it shows
         logits = _masked(scores, visible)
         dtype = min(scores.dtype, kept.get("q", scores).dtype, key=lambda each: each.itemsize)
         _check_qk(where, q, k, geometry, positions, logits, visible, dtype)

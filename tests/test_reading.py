@@ -336,5 +336,21 @@ def test_compiled_models_are_refused():
 
 
 def test_other_objects_are_refused_with_the_way_in():
-    with pytest.raises(TypeError, match="boot_transformers"):
-        read(tiny.huggingface("llama"), tiny.tokens(), 0)
+    with pytest.raises(TypeError, match="TransformerBridge and Hugging Face models"):
+        read(torch.nn.Linear(2, 2), tiny.tokens(), 0)
+
+
+def test_a_hugging_face_model_is_read_through_a_bridge_made_once():
+    model = tiny.huggingface("llama")
+    host = host_of(model)
+    assert host_of(model).model is host.model
+    direct, bridged = (read(m, tiny.tokens(), 0) for m in (model, tiny.bridge("llama")))
+    torch.testing.assert_close(direct.logits, bridged.logits, rtol=0, atol=0)
+
+
+def test_what_no_bridge_exists_for_is_named():
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    with pytest.raises(TypeError, match="T5EncoderModel, which TransformerLens .* cannot bridge"):
+        host_of(T5EncoderModel(T5Config(vocab_size=16, **sizes)))
