@@ -352,5 +352,5 @@ def test_what_no_bridge_exists_for_is_named():
     from transformers import T5Config, T5EncoderModel
 
     sizes = {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
-    with pytest.raises(TypeError, match="T5EncoderModel, which TransformerLens .* cannot bridge"):
+    with pytest.raises(TypeError, match=r"T5EncoderModel, which TransformerLens .* cannot bridge"):
         host_of(T5EncoderModel(T5Config(vocab_size=16, **sizes)))
