@@ -47,7 +47,8 @@ for encoding in ("rope", "t5", "sinusoidal", "learned"):
 
 # %% [markdown]
 # The offset alternates with the query's parity, so that no function of the offset alone can follow
-# it: RoPE and T5 do not even fit the short grid. Sinusoids know the parity, at a price.
+# it: RoPE is right on every other query, and T5 on none. A learned table fits all of the short grid
+# and carries nothing beyond it.
 #
 # ## An encoding of your own
 #
