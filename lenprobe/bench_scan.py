@@ -1,15 +1,17 @@
 """Time and peak memory of a scan of SmolLM2, against the same model's plain forward pass.
 
-Each runs in a process of its own, whose peak resident memory is its own; the fastest of several
-repeats counts, after one that is not counted. The third peer is the way without a library: cache
-everything, then NumPy.
+Each runs in a process of its own, whose peak resident memory is its own. They take turns, so that a
+machine that slows down slows all of them; the fastest of several rounds counts, after one that is
+not counted. The third peer is the way without a library: cache everything, then NumPy.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from lenprobe.pretrained import smollm2_folder
 from lenprobe.results import versions
@@ -26,7 +28,7 @@ from lenprobe.pretrained import smollm2
 from lenprobe.probes.scan import scan
 from lenprobe.reading import random_tokens
 
-kind, repeats, length, batch = sys.argv[1], *map(int, sys.argv[2:])
+kind, length, batch = sys.argv[1], *map(int, sys.argv[2:])
 model = smollm2()
 tokens = random_tokens(49000, batch, length)
 
@@ -46,15 +48,13 @@ def cached():
         [np.diagonal(kernel, -offset, 1, 2).mean(axis=1) for offset in range(length)]
 
 run = {"plain": plain, "scan": scanned, "cached": cached}[kind]
-run()
-times = []
-for _ in range(repeats):
+for _ in sys.stdin:
     start = time.perf_counter()
     run()
-    times.append(time.perf_counter() - start)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps({"seconds": min(times), "megabytes": peak / (1024 if sys.platform != "darwin"
-      else 1024**2)}))
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1024**2 if sys.platform == "darwin" else 1024
+    print(json.dumps({"seconds": seconds, "megabytes": peak / unit}), flush=True)
 """
 
 
@@ -119,20 +119,50 @@ def bench_scan(*, repeats: int = 3) -> ScanBench:
     Raises:
         ValueError: ``repeats`` is below 1.
         FileNotFoundError: SmolLM2 is not fetched.
+        RuntimeError: a process that is timed ended by itself.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} times nothing; take 1 or more")
     if not smollm2_folder().is_dir():
         raise FileNotFoundError("SmolLM2 is not fetched; run `lenprobe fetch smollm2` first")
-    return ScanBench(**{kind: _run(kind, repeats) for kind in ("plain", "scan", "cached")})
-
-
-def _run(kind: str, repeats: int) -> Any:
-    numbers = [str(number) for number in (repeats, LENGTH, BATCH)]
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, kind, *numbers],
-        capture_output=True,
-        text=True,
-        check=True,
+    with contextlib.ExitStack() as stack:
+        turns = {kind: stack.enter_context(_peer(kind)) for kind in ("plain", "scan", "cached")}
+        rounds = [{kind: turn() for kind, turn in turns.items()} for _ in range(1 + repeats)]
+    return ScanBench(
+        **{
+            kind: {
+                "seconds": min(each[kind]["seconds"] for each in rounds[1:]),
+                "megabytes": rounds[-1][kind]["megabytes"],
+            }
+            for kind in turns
+        }
     )
-    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@contextlib.contextmanager
+def _peer(kind: str) -> Iterator[Callable[[], Json]]:
+    """A process that runs once for each line it is sent; yields how to have it run."""
+    command = [sys.executable, "-c", _SCRIPT, kind, str(LENGTH), str(BATCH)]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        ) as peer,
+    ):
+        assert peer.stdin is not None and peer.stdout is not None
+        into, out = peer.stdin, peer.stdout
+
+        def turn() -> Json:
+            into.write("\n")
+            into.flush()
+            if not (line := out.readline()):
+                errors.seek(0)
+                raise RuntimeError(
+                    f"the process that times {kind!r} ended:\n{errors.read()[-2000:]}"
+                )
+            return dict(json.loads(line))
+
+        try:
+            yield turn
+        finally:
+            peer.kill()

@@ -1,10 +1,10 @@
 """All figures of a layer's heads from one reading, for scans: few passes over the n² logits.
 
 The same quantities as those of the probes, one head at a time, arranged so that a scan costs
-little more than the forward pass: every pass over [batch, head, query, key] is one tensor
-operation over all heads, what is left is of the size of diagonals, columns and means over the
-batch. Sums are taken in float64. Definitions: those of ``probes.decomposition``, ``probes.rule``,
-``probes.carrier`` and ``probes.alpha``.
+little more than the forward pass. Some rows of all heads are reduced at a time, so that the passes
+over them find them in the cache; what is left is of the size of diagonals, columns and the
+sequences' products with each other, added up in float64. Definitions: those of
+``probes.decomposition``, ``probes.rule``, ``probes.carrier`` and ``probes.alpha``.
 """
 
 import math
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lenprobe.probes.decomposition import Design
-from lenprobe.reading import BLOCK, LayerReading, qk_logits
+from lenprobe.reading import LayerReading, RowBlock, qk_logits, row_blocks
 from lenprobe.realize import TIE
 
 _POSITIONS = 4  # a rule that fewer positions can follow gets no share, as in probes.rule
@@ -65,107 +65,144 @@ def figures_of(
         designs: least-squares problems by mask; layers of one mask share theirs.
     """
     visible = reading.visible
-    causal = not bool(visible.triu(1).any())
-    sums = _sums_of(reading, visible, causal)
-    follow = _follow(sums.choice, visible)
-    weight = _weights(sums.pattern, visible, causal)
+    sums = _Sums(reading)
+    for block in row_blocks(visible, sums.matrices):
+        sums.add(block)
     mask = visible.cpu().numpy()
+    could = _pairs(mask & (mask.sum(axis=1) > 1)[:, None])
     key = mask.tobytes()
     if key not in designs:
         designs[key] = Design.of(mask)
-    shares, variance, relative = _decomposed(sums, designs[key], causal)
-    own_rule, carried = _carried(sums.kernel, visible, train_length, lengths)
-    rotates = reading.rotation is not None and reading.q is not None and reading.k is not None
+    shares, variance, relative = _decomposed(sums, designs[key])
+    own_rule, carried = _carried(sums.common.cpu().numpy(), train_length, lengths)
+    q, k = _means(reading)
     return LayerFigures(
-        follow=follow,
-        weight=weight,
+        follow=_follow(sums.choice.cpu().numpy(), mask, could),
+        weight=sums.weight.cpu().numpy() / np.maximum(could, 1),
         shares=shares,
         variance=variance,
         relative=relative,
-        q=_mean(reading.q) if rotates else None,
-        k=_mean(reading.k) if rotates else None,
+        q=q,
+        k=k,
         own_rule=own_rule,
         carried=carried,
-        equivariance=_equivariance(reading, causal) if rotates else np.full(len(shares), np.nan),
+        equivariance=_equivariance(reading, len(shares)),
     )
 
 
-def _mean(x: Tensor | None) -> Float[np.ndarray, "head d_head"]:
-    assert x is not None  # the layer rotates, so both are there
-    return x.mean(dim=(0, 1)).cpu().numpy()
+def _means(reading: LayerReading) -> tuple[Any, Any]:
+    """Mean q and k of each query head, or None twice where nothing rotates."""
+    if reading.rotation is None or reading.queries is None or reading.keys is None:
+        return None, None
+    both = (reading.queries, reading.keys)
+    q, k = (x.mean(dim=(0, 1), dtype=torch.float64).cpu().numpy() for x in both)
+    return q, np.repeat(k, len(q) // len(k), axis=0)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Sums:
     """What one walk over the logits and the pattern leaves."""
 
-    choice: Int[np.ndarray, "batch head query"]
-    """The key of the largest logit; −1 where several share it."""
-    energy: Float[np.ndarray, "batch head"]
-    """Sum of the squares of the row-centred logits."""
-    diagonals: Float[np.ndarray, "batch head offset"]
-    columns: Float[np.ndarray, "batch head key"]
-    """Sums of the row-centred logits along each diagonal, and over each key."""
-    kernel: Float[Tensor, "head query key"]
-    """Mean of the row-centred logits over the batch."""
-    pattern: Float[Tensor, "head query key"]
-    """Mean pattern over the batch."""
+    def __init__(self, reading: LayerReading) -> None:
+        self.reading = reading
+        batch, heads, n, _ = reading.scores.shape
+        self.matrices = batch * heads
+        dtype = torch.promote_types(reading.scores.dtype, torch.float32)
+        like = torch.empty(0, dtype=dtype, device=reading.scores.device)
+        self._room = self._above_room = like
+        self._order = torch.stack([torch.ones(n), torch.arange(n)], dim=-1).to(like)
+        self._count = reading.visible.sum(dim=-1).to(like)
+        self.choice = like.new_full((heads, batch, n), -1, dtype=torch.int64)
+        """The key of the largest logit; −1 where several share it."""
+        self.common = like.new_full((heads, n), -1, dtype=torch.int64)
+        """The key of the largest mean logit over the batch, by α's rule for ties."""
+        self.products = like.new_zeros(heads, batch, batch, dtype=torch.float64)
+        """Of the row-centred logits of every two sequences."""
+        self.sums = like.new_zeros(heads, batch, 3 * n - 1, dtype=torch.float64)
+        """Of the row-centred logits at each offset −(n − 1) .. n − 1, then on each key."""
+        self.weight = like.new_zeros(heads, 3 * n - 1, dtype=torch.float64)
+        """The same of the mean pattern of the queries that have a choice."""
 
+    def add(self, block: RowBlock) -> None:
+        """Adds some rows."""
+        scores, pattern = (
+            x[:, :, block.rows, block.keys].movedim(0, 1)
+            for x in (self.reading.scores, self.reading.pattern)
+        )
+        x = self._skewed(scores.shape).copy_(scores)
+        count = self._count[block.rows, None]
+        block.fill(x, -math.inf)
+        self.choice[:, :, block.rows] = self._above(x, x.amax(dim=-1), block.keys)
+        block.fill(x, 0.0)
+        x -= x.sum(dim=-1, keepdim=True) / count.clamp(min=1)
+        block.fill(x, 0.0)
+        flat = self._flat(x)
+        self.products += flat @ flat.mT
+        self._add(self.sums, x, block)
+        mean = x.mean(dim=1)
+        block.fill(mean, math.inf)
+        low = mean.amin(dim=-1)
+        block.fill(mean, -math.inf)
+        top = mean.amax(dim=-1)
+        self.common[:, block.rows] = self._above(mean, top - TIE * (top - low), block.keys)
+        y = x[:, 0].copy_(pattern.sum(dim=1, dtype=x.dtype)).mul_((count > 1) / x.shape[1])
+        self._add(self.weight, y, block)
 
-def _sums_of(reading: LayerReading, visible: Bool[Tensor, "query key"], causal: bool) -> _Sums:
-    """Some heads of one sequence at a time, so that each pass finds them in the cache."""
-    logits, pattern = reading.logits, reading.pattern
-    batch, heads, n, _ = logits.shape
-    count = visible.sum(dim=-1).clamp(min=1)
-    hidden = ~visible
-    offsets = n if causal else 2 * n - 1
-    wide: Any = {"dtype": torch.float64, "device": logits.device}
-    at = torch.empty(batch, heads, n, dtype=torch.int64, device=logits.device)
-    energy = torch.empty(batch, heads, **wide)
-    diagonals, columns = (torch.empty(batch, heads, k, **wide) for k in (offsets, n))
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    kernel, mean = (torch.zeros(heads, n, n, dtype=dtype, device=logits.device) for _ in range(2))
-    step = max(1, BLOCK // n**2)
-    for b in range(batch):
-        for some in (slice(h, h + step) for h in range(0, heads, step)):
-            part = logits[b, some].to(dtype, copy=True)
-            top, best = part.max(dim=-1)
-            part.scatter_(-1, best[..., None], -math.inf)
-            at[b, some] = torch.where(top > part.amax(dim=-1), best, -1)
-            part.scatter_(-1, best[..., None], top[..., None])
-            part.masked_fill_(hidden, 0.0)
-            part -= (part.sum(dim=-1) / count)[..., None]
-            part *= visible
-            energy[b, some] = torch.linalg.vector_norm(part, dim=(-2, -1), dtype=torch.float64) ** 2
-            kernel[some] += part
-            mean[some] += pattern[b, some]
-            diagonals[b, some] = _diagonal_sums(part, causal).double()
-            columns[b, some] = part.sum(dim=-2).double()
-    return _Sums(
-        choice=at.cpu().numpy(),
-        energy=energy.cpu().numpy(),
-        diagonals=diagonals.cpu().numpy(),
-        columns=columns.cpu().numpy(),
-        kernel=kernel / batch,
-        pattern=mean / batch,
-    )
+    def _skewed(self, shape: tuple[int, ...]) -> Float[Tensor, "head batch row key"]:
+        """Room, with zeros around it, in which a diagonal of the rows is a column.
+
+        With r rows of w keys in rows of s = r + w − 1 numbers, row i begins at r − 1 − i.
+        """
+        heads, batch, rows, width = shape
+        size = rows * (rows + width - 1)
+        if self._room.numel() < heads * batch * size:
+            self._room = self._room.new_empty(heads * batch * size)
+            self._above_room = torch.empty_like(self._room)
+        room = self._room[: heads * batch * size].zero_()
+        return room.as_strided(shape, (batch * size, size, rows + width - 2, 1), rows - 1)
+
+    @staticmethod
+    def _flat(x: Float[Tensor, "*any row key"]) -> Float[Tensor, "*any number"]:
+        """All of the room that each matrix of :meth:`_skewed` has, zeros included."""
+        rows, width = x.shape[-2:]
+        size = rows * (rows + width - 1)
+        return x.as_strided((*x.shape[:-2], size), (*x.stride()[:-2], 1), 0)
+
+    def _add(self, total: Tensor, x: Float[Tensor, "*any row key"], block: RowBlock) -> None:
+        """Adds sums by offset and by key to a total."""
+        rows, width = x.shape[-2:]
+        n = self._count.shape[0]
+        first = block.rows.start - block.keys.start - (width - 1) + n - 1
+        by_offset = self._flat(x).unflatten(-1, (rows, rows + width - 1)).sum(dim=-2).flip(-1)
+        total[..., first : first + rows + width - 1] += by_offset
+        total[..., 2 * n - 1 :][..., block.keys] += x.sum(dim=-2)
+
+    def _above(
+        self, x: Float[Tensor, "*any row key"], least: Float[Tensor, "*any row"], keys: slice
+    ) -> Int[Tensor, "*any row"]:
+        """The only key of each row whose number is so large; −1 where there are several.
+
+        By passes that use vector instructions, which an argmax does not.
+        """
+        above = self._above_room[: x.numel()].view(x.shape)
+        torch.ge(x, least[..., None], out=above)
+        times, place = (above.flatten(0, -2) @ self._order[keys]).view(*x.shape[:-1], 2).unbind(-1)
+        return torch.where(times == 1, place, -1).long()
 
 
 def _follow(
-    choice: Int[np.ndarray, "batch head query"], visible: Bool[Tensor, "query key"]
+    choice: Int[np.ndarray, "head batch query"],
+    mask: Bool[np.ndarray, "query key"],
+    could: Int[np.ndarray, " rule"],
 ) -> Float[np.ndarray, "head rule"]:
     """Shares of offsets −(n − 1) .. n − 1 and of slots; query 0 of a causal head has no choice."""
-    batch, heads, n = choice.shape
-    free = (visible.sum(dim=-1) > 1).cpu().numpy()
-    mask = visible.cpu().numpy() & free[:, None]
-    query = np.arange(n)
-    offset = np.where((choice >= 0) & free, query - choice + n - 1, -1)
-    slot = np.where((choice >= 0) & free, choice + 2 * n - 1, -1)
-    both = np.concatenate([offset, slot], axis=-1).transpose(1, 0, 2).reshape(heads, -1)
+    heads, batch, n = choice.shape
+    free = (choice >= 0) & (mask.sum(axis=1) > 1)
+    offset = np.where(free, np.arange(n) - choice + n - 1, -1)
+    slot = np.where(free, choice + 2 * n - 1, -1)
+    both = np.concatenate([offset, slot], axis=-1).reshape(heads, -1)
     row = np.repeat(np.arange(heads), both.shape[1]).reshape(both.shape)
     index = (row * (3 * n - 1) + both)[both >= 0]
     counts = np.bincount(index, minlength=heads * (3 * n - 1)).reshape(heads, 3 * n - 1)
-    could = _pairs(mask)
     enough = could >= min(_POSITIONS, n - 1)
     return np.where(enough, counts / (batch * np.maximum(could, 1)), 0.0)
 
@@ -178,99 +215,53 @@ def _pairs(mask: Bool[np.ndarray, "query key"]) -> Int[np.ndarray, " rule"]:
     return np.concatenate([offsets, mask.sum(axis=0)])
 
 
-def _weights(
-    pattern: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"], causal: bool
-) -> Float[np.ndarray, "head rule"]:
-    free = visible.sum(dim=-1) > 1
-    kept = pattern * free[:, None]
-    sums = torch.cat([_signed(_diagonal_sums(kept, causal), causal), kept.sum(dim=-2)], dim=-1)
-    could = _pairs((visible & free[:, None]).cpu().numpy())
-    return sums.cpu().numpy() / np.maximum(could, 1)
-
-
-def _signed(sums: Float[Tensor, "*any offset"], causal: bool) -> Float[Tensor, "*any signed"]:
-    """Sums by Δ = −(n − 1) .. n − 1, zeros where a causal head sees nothing."""
-    if not causal:
-        return sums
-    return torch.nn.functional.pad(sums, (sums.shape[-1] - 1, 0))
-
-
-def _diagonal_sums(
-    x: Float[Tensor, "*any query key"], causal: bool
-) -> Float[Tensor, "*any offset"]:
-    """Sums along the diagonals Δ = i − j: 0 .. n − 1, or −(n − 1) .. n − 1 where not causal.
-
-    A causal matrix is zero above its diagonal, so that rows shifted against each other can be
-    read out of it as it lies in memory: element i(n + 1) − Δ is (i, i − Δ), or such a zero.
-    """
-    n = x.shape[-1]
-    if not causal:
-        reach = range(-(n - 1), n)
-        return torch.stack([x.diagonal(-o, dim1=-2, dim2=-1).sum(dim=-1) for o in reach], dim=-1)
-    x = x.contiguous()
-    rows = x.as_strided((x.numel() // (n * n), n - 1, n), (n * n, n + 1, 1), x.storage_offset() + 2)
-    sums = rows.sum(dim=1).flip(-1).view(*x.shape[:-2], n)
-    sums[..., 0] += x[..., 0, 0]
-    return sums
-
-
 def _decomposed(
-    found: _Sums, design: Design, causal: bool
+    found: _Sums, design: Design
 ) -> tuple[
     Float[np.ndarray, "head part"], Float[np.ndarray, " head"], Float[np.ndarray, "head offset"]
 ]:
     """Shares, variance and r."""
-    batch, _, n = found.columns.shape
-    common = torch.linalg.vector_norm(found.kernel, dim=(-2, -1), dtype=torch.float64) ** 2
-    seen = design.offsets if causal else design.offsets + n - 1
-    sums = np.concatenate([found.diagonals[..., seen], found.columns], axis=-1)
+    heads, batch, columns = found.sums.shape
+    n = (columns + 1) // 3
     split = len(design.offsets)
-    relative, absolute = design.solve(sums.reshape(-1, sums.shape[-1]))
-    relative, absolute = (x.reshape(*sums.shape[:2], -1) for x in (relative, absolute))
-    both = batch * (batch - 1)
-    positional = (batch**2 * common.cpu().numpy() - found.energy.sum(axis=0)) / both
-    total = found.energy.mean(axis=0)
+    every = found.sums.cpu().numpy()
+    sums = np.concatenate([every[..., design.offsets + n - 1], every[..., 2 * n - 1 :]], axis=-1)
+    relative, absolute = design.solve(sums)
+    products = found.products.cpu().numpy()
+    energy = np.einsum("hbb->h", products)
+    positional = (products.sum(axis=(1, 2)) - energy) / (batch * (batch - 1))
+    total = energy / batch
     along = _across(relative, sums[..., :split])
     over = _across(absolute, sums[..., split:])
     named = np.array([along, over, positional - along - over, total - positional])
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(total > 0, named / total, 0.0).T
-    by_offset = np.full((len(total), n), np.nan)
+    by_offset = np.full((heads, n), np.nan)
     behind = design.offsets >= 0
-    by_offset[:, design.offsets[behind]] = relative.mean(axis=0)[:, behind]
+    by_offset[:, design.offsets[behind]] = relative.mean(axis=1)[:, behind]
     return shares, total / design.pairs, by_offset
 
 
 def _across(
-    left: Float[np.ndarray, "batch head column"], right: Float[np.ndarray, "batch head column"]
+    left: Float[np.ndarray, "head batch column"], right: Float[np.ndarray, "head batch column"]
 ) -> Float[np.ndarray, " head"]:
     """Mean product of two different sequences."""
-    batch = len(left)
-    every = np.einsum("bhc,dhc->h", left, right, optimize=True)
-    same = np.einsum("bhc,bhc->h", left, right)
+    batch = left.shape[1]
+    every = (left.sum(axis=1) * right.sum(axis=1)).sum(axis=-1)
+    same = np.einsum("hbc,hbc->h", left, right)
     return np.asarray((every - same) / (batch * (batch - 1)))
 
 
 def _carried(
-    kernel: Float[Tensor, "head query key"],
-    visible: Bool[Tensor, "query key"],
-    train_length: int,
-    lengths: Int[np.ndarray, " length"],
+    argmax: Int[np.ndarray, "head query"], train_length: int, lengths: Int[np.ndarray, " length"]
 ) -> tuple[Int[np.ndarray, "head two"], Float[np.ndarray, "head length"]]:
     """Each head's own rule on the short grid, and how far its kernel carries it."""
-    heads, n, _ = kernel.shape
-    seen = kernel.masked_fill(~visible, -math.inf)
-    low = kernel.masked_fill(~visible, math.inf).amin(dim=-1)
-    top, at = seen.max(dim=-1)
-    seen.scatter_(-1, at[..., None], -math.inf)
-    unique = (top - seen.amax(dim=-1)) > TIE * (top - low)
-    argmax = torch.where(unique, at, -1).cpu().numpy()
+    heads, n = argmax.shape
     query = np.arange(n)
     short = slice(1, train_length)
     rules = np.zeros((heads, 2), dtype=np.int64)
     carried = np.zeros((heads, len(lengths)))
-    for head in range(heads):
-        chosen = argmax[head]
+    for head, chosen in enumerate(argmax):
         back, slots = (query - chosen)[short], chosen[short]
         clear = chosen[short] >= 0
         offsets = np.bincount(back[clear & (back >= 0)], minlength=1)
@@ -286,9 +277,10 @@ def _carried(
     return rules, carried
 
 
-def _equivariance(reading: LayerReading, causal: bool) -> Float[np.ndarray, " head"]:
-    assert reading.q is not None and reading.k is not None  # the layer rotates
-    q, k = (x[:1, :_SHIFTED].float() for x in (reading.q, reading.k))
+def _equivariance(reading: LayerReading, heads: int) -> Float[np.ndarray, " head"]:
+    if reading.rotation is None or reading.queries is None or reading.keys is None:
+        return np.full(heads, np.nan)
+    q, k = (x[:1, :_SHIFTED].float() for x in (reading.queries, reading.keys))
     index = torch.arange(q.shape[1], device=q.device)
     before, after = (
         qk_logits(q, k, reading.geometry, index + shift)[0].double() for shift in (0, _SHIFT)

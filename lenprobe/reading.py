@@ -11,9 +11,9 @@ Definition: ours.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,9 +35,8 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2, tor
 Hosts over Hugging Face models take the softmax in float32 even in float64 models.
 """
 
-BLOCK = 2**18
-"""Numbers of one pass over logits that a core's cache holds."""
-_QK_ROWS = 16  # query rows on which q and k are checked against the logits
+_CACHED = 2**19  # numbers that stay in a core's cache from one pass over them to the next
+_QK_ROWS, _QK_SEQUENCES = 16, 2  # on which q and k are checked against the logits
 
 
 class UnverifiedReading(RuntimeError):
@@ -48,25 +47,41 @@ class UnverifiedReading(RuntimeError):
 class LayerReading:
     """One layer's heads on a batch of sequences, verified.
 
-    ``logits``, ``pattern`` and ``inputs`` are in the model's dtype and on its device; ``q`` and
-    ``k`` are float64, before rotation, one k a query head also under grouped queries.
+    Activations are in the model's dtype and on its device; ``q`` and ``k`` are float64.
     """
 
     layer: int
     heads: tuple[int, ...]
-    logits: Float[Tensor, "batch head query key"]
-    """After scale, soft-cap and position bias; −inf where masked."""
+    scores: Float[Tensor, "batch head query key"]
+    """The logits, with whatever number the host puts where a key is masked."""
     pattern: Float[Tensor, "batch head query key"]
     visible: Bool[Tensor, "query key"]
     """Which keys a query may attend to."""
-    q: Float[Tensor, "batch pos head d_head"] | None
-    k: Float[Tensor, "batch pos head d_head"] | None
-    """None where the host has no hook before the rotation."""
+    queries: Float[Tensor, "batch pos head d_head"] | None
+    keys: Float[Tensor, "batch pos kv d_head"] | None
+    """Before rotation, one key a group of query heads; None where the host has no hook there."""
     inputs: Float[Tensor, "batch pos d_model"]
     """What the layer's projections read: the residual stream after the norm."""
     geometry: Geometry
     self_check: float
     """Largest absolute error of the softmax of the logits against the pattern."""
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "batch head query key"]:
+        """After scale, soft-cap and position bias; −inf where masked."""
+        return self.scores.masked_fill(~self.visible, -math.inf)
+
+    @cached_property
+    def q(self) -> Float[Tensor, "batch pos head d_head"] | None:
+        """Before rotation, in float64."""
+        return None if self.queries is None else self.queries.double()
+
+    @cached_property
+    def k(self) -> Float[Tensor, "batch pos head d_head"] | None:
+        """Before rotation, in float64, one a query head also under grouped queries."""
+        if self.keys is None or self.queries is None:
+            return None
+        return _a_query_head(self.keys, self.queries.shape[2]).double()
 
     @property
     def rotation(self) -> Rotation | None:
@@ -252,26 +267,25 @@ def _assemble(
     positions = torch.arange(length, device=pattern.device) + host.first_position
     geometry = host.geometry(layer, kept, length)
     q, k = (_split_heads(host, kept, role) for role in ("q", "k"))
-    if k is not None and q is not None and k.shape[2] != q.shape[2]:
-        k = repeat(k, "batch pos kv d -> batch pos (kv group) d", group=q.shape[2] // k.shape[2])
 
     chosen = tuple(range(pattern.shape[1])) if heads is None else heads
     if heads is not None:
         index = torch.tensor(heads, device=pattern.device)
+        group = 1 if q is None or k is None else q.shape[2] // k.shape[2]
         pattern = pattern[:, index]
         scores = None if scores is None else scores[:, index]
-        q, k = (None if x is None else x[:, :, index] for x in (q, k))
+        q = None if q is None else q[:, :, index]
+        k = None if k is None else k[:, :, index // group]
 
     if scores is None or _carries_pattern(scores, pattern):
         visible = host.visible(layer, length)
-        own = _from_qk(where, q, k, geometry, positions, exact=host.exact_tables)
-        logits = own.masked_fill(~visible, -math.inf).to(pattern.dtype)
+        scores = _from_qk(where, q, k, geometry, positions, exact=host.exact_tables)
+        scores = scores.masked_fill_(~visible, -math.inf).to(pattern.dtype)
     else:
-        visible = ~(scores[0, 0] <= _masked_below(scores.dtype))  # NaN counts, so that it shows
-        logits = _masked(scores, visible)
+        visible = _visible(where, scores)
         dtype = min(scores.dtype, kept.get("q", scores).dtype, key=lambda each: each.itemsize)
-        _check_qk(where, q, k, geometry, positions, logits, visible, dtype)
-    error = _pattern_error(logits, pattern, host.attention)
+        _check_qk(where, q, k, geometry, positions, scores, visible, dtype)
+    error = _pattern_error(scores, pattern, visible, host.attention)
     if not error <= TOLERANCE[pattern.dtype]:
         raise UnverifiedReading(
             f"{where}: the softmax of the logits read differs from the model's pattern by "
@@ -282,11 +296,11 @@ def _assemble(
     return LayerReading(
         layer=layer,
         heads=chosen,
-        logits=logits,
+        scores=scores,
         pattern=pattern,
         visible=visible,
-        q=q,
-        k=k,
+        queries=q,
+        keys=k,
         inputs=kept["inputs"],
         geometry=geometry,
         self_check=error,
@@ -294,29 +308,37 @@ def _assemble(
 
 
 def _split_heads(host: Host, kept: dict[str, Tensor], role: str) -> Tensor | None:
-    """Q or k as [batch, pos, head, d_head] in float64, after a QK-norm where there is one."""
+    """Q or k as [batch, pos, head, d_head], after a QK-norm where there is one."""
     batch, _, length, _ = kept["pattern"].shape
     x = kept.get(f"{role}_normed", kept.get(role))
     if x is None:
         return None
     if x.ndim == 4 and x.shape[1] != length:  # norms after the reshape: [batch, head, pos, d_head]
         x = rearrange(x, "batch head pos d -> batch pos head d")
-    return x.reshape(batch, length, -1, host.d_head).double()
+    return x.reshape(batch, length, -1, host.d_head)
 
 
-def _masked_below(dtype: torch.dtype) -> float:
-    """What no logit reaches: bridges mask with the dtype's minimum, HookedTransformer with −inf."""
-    return max(-1e30, 0.9 * torch.finfo(dtype).min)
+def _a_query_head(k: Tensor, heads: int) -> Tensor:
+    """One k a query head, where groups of them share one."""
+    if k.shape[2] == heads:
+        return k
+    return repeat(k, "batch pos kv d -> batch pos (kv group) d", group=heads // k.shape[2])
 
 
-def _masked(scores: Tensor, visible: Tensor) -> Tensor:
-    """The scores with −inf wherever the host masks, which hosts do by other numbers too.
+def _visible(where: str, scores: Tensor) -> Bool[Tensor, "query key"]:
+    """Which keys a query sees: bridges mask with the dtype's minimum, HookedTransformer with −inf.
 
-    All sequences and heads have one mask; where they do not, the pattern would not be reproduced.
+    Not-a-number counts as seen, so that it shows. A mask over keys, as for padding, reaches the
+    last query, where all sequences and heads must agree.
     """
-    if torch.isneginf(scores[0, 0][~visible]).all():
-        return scores
-    return torch.where(visible, scores, -math.inf)
+    below = max(-1e30, 0.9 * torch.finfo(scores.dtype).min)
+    visible = ~(scores[0, 0] <= below)
+    if not torch.equal(~(scores[:, :, -1] <= below), visible[-1].expand(*scores.shape[:2], -1)):
+        raise UnverifiedReading(
+            f"{where}: the sequences or heads of one batch see different keys, as under padding, "
+            "which one reading cannot hold; give tokens without padding, or one sequence at a time"
+        )
+    return visible
 
 
 def _carries_pattern(scores: Tensor, pattern: Tensor) -> bool:
@@ -339,12 +361,12 @@ def _from_qk(
             f"{where}: the score hook carries the pattern, and the logits cannot be recomputed "
             "(no q and k before the rotation, or a position bias that no hook shows)"
         )
-    return qk_logits(q, k, geometry, positions, exact=exact)
+    return qk_logits(q.double(), k.double(), geometry, positions, exact=exact)
 
 
 def qk_logits(
     q: Float[Tensor, "batch query head d_head"],
-    k: Float[Tensor, "batch key head d_head"],
+    k: Float[Tensor, "batch key kv d_head"],
     geometry: Geometry,
     positions: Int[Tensor, " key"],
     *,
@@ -355,7 +377,7 @@ def qk_logits(
 
     Args:
         q: at the positions ``rows`` selects, all by default.
-        k: at all positions.
+        k: at all positions, one a query head or one a group of them.
         geometry: the layer's rotation, scale and soft-cap.
         positions: of the keys.
         rows: which of ``positions`` the queries have.
@@ -365,6 +387,7 @@ def qk_logits(
     if geometry.rotation is not None:
         q = geometry.rotation.apply(q, at, exact=exact)
         k = geometry.rotation.apply(k, positions, exact=exact)
+    k = _a_query_head(k, q.shape[2])
     q = rearrange(q, "batch query head d -> batch head query d")
     k = rearrange(k, "batch key head d -> batch head d key")
     logits = (q @ k) * geometry.scale
@@ -379,7 +402,7 @@ def _check_qk(
     k: Tensor | None,
     geometry: Geometry,
     positions: Tensor,
-    logits: Tensor,
+    scores: Tensor,
     visible: Tensor,
     dtype: torch.dtype,
 ) -> None:
@@ -392,9 +415,10 @@ def _check_qk(
     length = q.shape[1]
     count = min(length, _QK_ROWS)
     rows = torch.linspace(0, length - 1, count, device=q.device).round().long()
-    own = qk_logits(q[:, rows], k, geometry, positions, rows=rows)
+    q, k, scores = (x[:_QK_SEQUENCES] for x in (q, k, scores))
+    own = qk_logits(q[:, rows].double(), k.double(), geometry, positions, rows=rows)
     seen = visible[rows]
-    difference = (own - logits[:, :, rows].double()).masked_fill(~seen, 0.0)
+    difference = (own - scores[:, :, rows].double()).masked_fill(~seen, 0.0)
     if geometry.biased:  # the bias is the same for every content: compare contents with each other
         difference = (difference - difference[:1]).masked_fill(~seen, 0.0)
     spread = own.masked_fill(~seen, 0.0).abs().amax().item()
@@ -408,27 +432,76 @@ def _check_qk(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowBlock:
+    """Some rows of a layer's n × n, and the keys that one of them sees at least."""
+
+    rows: slice
+    keys: slice
+    part: slice
+    """Of ``keys``, counted from the first: those that some of the rows do not see."""
+    hidden: Bool[Tensor, "row part"]
+
+    def fill(self, x: Float[Tensor, "*any row key"], value: float) -> None:
+        """Sets what is masked, in place."""
+        if self.part.start < self.part.stop:
+            x[..., self.part].masked_fill_(self.hidden, value)
+
+
+def row_blocks(visible: Bool[Tensor, "query key"], matrices: int) -> Iterator[RowBlock]:
+    """The rows of n × n matrices, so few at a time that several passes find them in the cache.
+
+    Of a causal mask that leaves about half of the pairs. Rows that see no key come along.
+
+    Args:
+        visible: the mask that the matrices share.
+        matrices: how many there are.
+    """
+    mask = visible.cpu().numpy()
+    n = len(mask)
+    room = _CACHED if visible.device.type == "cpu" else 64 * _CACHED
+    step = max(1, room // (matrices * n))
+    for first in range(0, n, step):
+        rows = slice(first, min(first + step, n))
+        columns = np.flatnonzero(mask[rows].any(axis=0))
+        keys = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 1)
+        some = np.flatnonzero(~mask[rows, keys].all(axis=0))
+        part = slice(int(some[0]), int(some[-1]) + 1) if len(some) else slice(0, 0)
+        hidden = ~visible[rows, keys.start + part.start : keys.start + part.stop]
+        yield RowBlock(rows=rows, keys=keys, part=part, hidden=hidden)
+
+
 def _pattern_error(
-    logits: Float[Tensor, "batch head query key"],
+    scores: Float[Tensor, "batch head query key"],
     pattern: Float[Tensor, "batch head query key"],
+    visible: Bool[Tensor, "query key"],
     attention: str,
 ) -> float:
-    """Some heads of one sequence at a time, so that each pass finds them in the cache."""
-    batch, heads, n, _ = logits.shape
-    step = max(1, BLOCK // n**2)
-    worst = []
-    for b in range(batch):
-        for some in (slice(h, h + step) for h in range(0, heads, step)):
-            part = logits[b, some]
-            if attention == "linear":
-                expected = part.masked_fill(part == -math.inf, 0.0)
-            else:
-                wide = part if part.dtype == torch.float64 else part.float()
-                expected = torch.softmax(wide, dim=-1)
-                if n > 1 and bool(torch.isneginf(part[..., 0]).any()):  # rows that see no key
-                    expected = expected.nan_to_num_(nan=0.0)
-            worst.append(expected.sub_(pattern[b, some]).abs_().amax())
-    return float(torch.stack(worst).amax())
+    batch, heads, n, _ = scores.shape
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    blind = not bool(visible.any(dim=-1).all())  # rows that see no key
+    worst: list[Tensor] = []
+    x = y = scores.new_empty(0, dtype=dtype)
+    for block in row_blocks(visible, batch * heads):
+        rows, keys = block.rows, block.keys
+        used = pattern[:, :, rows, keys]
+        if x.numel() < used.numel():
+            x, y = (scores.new_empty(used.numel(), dtype=dtype) for _ in range(2))
+        logits, own = (each[: used.numel()].view(used.shape) for each in (x, y))
+        logits.copy_(scores[:, :, rows, keys])
+        if attention == "linear":
+            own.copy_(logits)
+            block.fill(own, 0.0)
+        else:
+            block.fill(logits, -math.inf)
+            torch.softmax(logits, dim=-1, out=own)
+            if blind:
+                own.nan_to_num_(nan=0.0)
+        worst += own.sub_(used).aminmax()
+        for outside in (slice(0, keys.start), slice(keys.stop, n)):
+            if outside.start < outside.stop:
+                worst += pattern[:, :, rows, outside].aminmax()
+    return float(torch.stack([each.to(dtype) for each in worst]).abs().amax())
 
 
 # --- what a call is given -----------------------------------------------------------------------

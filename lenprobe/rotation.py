@@ -20,16 +20,14 @@ class Rotation:
 
     >>> import numpy as np
     >>> turn = Rotation.of(np.array([1.0, 0.01]), adjacent=True)
-    >>> turn.first.tolist(), turn.second.tolist()
-    ([0, 2], [1, 3])
+    >>> np.arange(5)[turn.real], np.arange(5)[turn.imag], turn.unrotated_dims(5)
+    (array([0, 2]), array([1, 3]), array([4]))
     """
 
     frequencies: Float[np.ndarray, " pair"]
     """ω_m in radians a position, float64."""
-    first: Int[np.ndarray, " pair"]
-    """The dimension that is the real part of each pair."""
-    second: Int[np.ndarray, " pair"]
-    """The dimension that is its imaginary part."""
+    adjacent: bool
+    """Whether the pairs are (0, 1), (2, 3), ... or half-split ones, (m, m + P)."""
     magnitude: float = 1.0
     """What the tables are multiplied by (YaRN's attention factor)."""
 
@@ -37,13 +35,10 @@ class Rotation:
     def of(
         cls, frequencies: Float[np.ndarray, " pair"], *, adjacent: bool, magnitude: float = 1.0
     ) -> "Rotation":
-        """The rotation of adjacent pairs (0,1), (2,3), ... or of half-split ones (m, m + P)."""
-        pairs = len(frequencies)
-        index = np.arange(pairs)
+        """The rotation of adjacent pairs (0, 1), (2, 3), ... or of half-split ones (m, m + P)."""
         return cls(
             frequencies=np.asarray(frequencies, dtype=np.float64),
-            first=2 * index if adjacent else index,
-            second=2 * index + 1 if adjacent else index + pairs,
+            adjacent=adjacent,
             magnitude=magnitude,
         )
 
@@ -51,6 +46,16 @@ class Rotation:
     def pairs(self) -> int:
         """How many pairs turn."""
         return len(self.frequencies)
+
+    @property
+    def real(self) -> slice:
+        """The dimensions that are the pairs' real parts."""
+        return slice(0, 2 * self.pairs, 2) if self.adjacent else slice(0, self.pairs)
+
+    @property
+    def imag(self) -> slice:
+        """The dimensions that are their imaginary parts."""
+        return slice(1, 2 * self.pairs, 2) if self.adjacent else slice(self.pairs, 2 * self.pairs)
 
     def table(
         self, positions: Int[Tensor, " pos"], dtype: torch.dtype, *, exact: bool = True
@@ -86,24 +91,23 @@ class Rotation:
         """The vectors turned to their positions, in the dtype of ``x``."""
         cos, sin = self.table(positions, x.dtype, exact=exact)
         cos, sin = (rearrange(t, "pos pair -> 1 pos 1 pair") for t in (cos, sin))
-        real, imag = x[..., self.first], x[..., self.second]
+        real, imag = x[..., self.real], x[..., self.imag]
         out = x.clone()
-        out[..., self.first] = real * cos - imag * sin
-        out[..., self.second] = imag * cos + real * sin
+        out[..., self.real] = real * cos - imag * sin
+        out[..., self.imag] = imag * cos + real * sin
         return out
 
     def complex_pairs(
         self, x: Float[np.ndarray, "*any d_head"]
     ) -> Complex[np.ndarray, "*any pair"]:
         """Each pair as one complex number."""
-        return x[..., self.first] + 1j * x[..., self.second]
+        return x[..., self.real] + 1j * x[..., self.imag]
 
     def unrotated_dims(self, d_head: int) -> Int[np.ndarray, " dim"]:
         """The dimensions of the head that do not turn."""
-        return np.setdiff1d(np.arange(d_head), np.concatenate([self.first, self.second]))
+        return np.arange(2 * self.pairs, d_head)
 
     def host_layout(self, table: Float[Tensor, "pos pair"]) -> Float[Tensor, "pos dim"]:
         """A table with one column a rotated dimension, as hosts keep it."""
-        adjacent = self.pairs > 0 and self.second[0] == self.first[0] + 1
-        pattern = "pos pair -> pos (pair 2)" if adjacent else "pos pair -> pos (2 pair)"
+        pattern = "pos pair -> pos (pair 2)" if self.adjacent else "pos pair -> pos (2 pair)"
         return repeat(table, pattern)

@@ -471,7 +471,7 @@ def _turn(rotation: Rotation | None, d_head: int, positions: int) -> Float[np.nd
     if rotation is None:
         return matrix
     angle = rotation.frequencies * positions
-    first, second = rotation.first, rotation.second
+    first, second = (np.arange(d_head)[part] for part in (rotation.real, rotation.imag))
     matrix[first, first] = matrix[second, second] = np.cos(angle) * rotation.magnitude**2
     # q R k = Re conj(q) k exp(iω·positions) for pairs: (q1 k1 + q2 k2) cos − (q1 k2 − q2 k1) sin
     matrix[first, second] = -np.sin(angle) * rotation.magnitude**2

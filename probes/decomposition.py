@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -278,14 +279,14 @@ class Design:
     offsets: Int[np.ndarray, " offset"]
     columns: Any
     """Sparse [pair, offset + key]: which diagonal and which key a pair belongs to."""
-    factor: Any
-    """Of the normal equations, with the three constraints added."""
+    factor: Float[Tensor, "column column"]
+    """Cholesky's, of the normal equations with the three constraints added."""
     length: int
 
     @classmethod
     def of(cls, visible: Bool[np.ndarray, "query key"]) -> "Design":
         """The problem for a mask; every query must see a key."""
-        from scipy import linalg, sparse
+        from scipy import sparse
 
         n = len(visible)
         query, key = np.nonzero(visible)
@@ -299,7 +300,7 @@ class Design:
         normal = (columns.T @ columns).toarray() - rows.T @ (rows / counts[:, None])
         bound = constraints(len(offsets), n)
         # θ with bound·θ = 0 is unchanged by the added term, which makes the matrix invertible
-        factor = linalg.cho_factor(normal + normal.diagonal().mean() * bound.T @ bound)
+        whole = normal + normal.diagonal().mean() * bound.T @ bound
         return cls(
             query=query,
             key=key,
@@ -307,7 +308,7 @@ class Design:
             counts=counts,
             offsets=offsets,
             columns=columns,
-            factor=factor,
+            factor=torch.linalg.cholesky(torch.from_numpy(whole)),
             length=n,
         )
 
@@ -318,10 +319,13 @@ class Design:
     def solve(
         self, sums: Float[np.ndarray, "*batch column"]
     ) -> tuple[Float[np.ndarray, "*batch offset"], Float[np.ndarray, "*batch key"]]:
-        """R and c of kernels with these sums over diagonals and keys."""
-        from scipy import linalg
+        """R and c of kernels with these sums over diagonals and keys.
 
-        solution = linalg.cho_solve(self.factor, sums.T).T
+        By torch and not by scipy, whose threads would keep the cores busy for a while in the middle
+        of a model's forward pass.
+        """
+        right = torch.from_numpy(sums.reshape(-1, sums.shape[-1])).mT
+        solution = torch.cholesky_solve(right, self.factor).mT.numpy().reshape(sums.shape)
         return solution[..., : len(self.offsets)], solution[..., len(self.offsets) :]
 
     def moments(self, logits: Float[np.ndarray, "batch query key"]) -> Moments:

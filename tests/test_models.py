@@ -52,7 +52,7 @@ def test_base_and_rotary_dim_are_what_turns():
     assert reading.rotation.frequencies.tolist() == pytest.approx(
         [500 ** (-m / 4) for m in range(4)]
     )
-    assert reading.rotation.first.tolist() == [0, 2, 4, 6]
+    assert reading.rotation.adjacent and reading.rotation.pairs == 4
 
 
 @pytest.mark.bridge

@@ -76,10 +76,13 @@ def reference(reading, b, h):
 def score_reference(reading, q, k, distance):
     """One logit, pair by pair; distance = j − i."""
     rotation = reading.rotation
+    dims = np.arange(len(q))
     total = 0.0
     turned = set()
     if rotation is not None:
-        for a, b, w in zip(rotation.first, rotation.second, rotation.frequencies, strict=True):
+        for a, b, w in zip(
+            dims[rotation.real], dims[rotation.imag], rotation.frequencies, strict=True
+        ):
             turned |= {a, b}
             c = (q[a] - 1j * q[b]) * (k[a] + 1j * k[b]) * np.exp(1j * w * distance)
             total += rotation.magnitude**2 * c.real

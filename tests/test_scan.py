@@ -11,14 +11,14 @@ import torch
 
 from lenprobe import build, decompose, routing_of, rule_of, save
 from lenprobe.cli import main
-from lenprobe.hosts import host_of
-from lenprobe.layer_figures import _diagonal_sums, figures_of
+from lenprobe.hosts import Geometry, host_of
+from lenprobe.layer_figures import _Sums, figures_of
 from lenprobe.planted import carrier, pin
 from lenprobe.probes.alpha import alpha_of
 from lenprobe.probes.carrier import carrier_of
 from lenprobe.probes.equivariance import equivariance_of
 from lenprobe.probes.scan import Scan, scan
-from lenprobe.reading import random_tokens, read
+from lenprobe.reading import LayerReading, random_tokens, read, row_blocks
 from lenprobe.report.scan import write_scan
 from lenprobe.scan_tokens import check_room, contents_for, passage, read_text, read_tokens
 
@@ -106,15 +106,67 @@ def test_batches_are_averaged():
     np.testing.assert_allclose(halves.values[:, spread], whole.values[:, spread], rtol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_diagonal_sums(causal):
-    x = torch.rand(2, 3, 7, 7, generator=torch.Generator().manual_seed(0))
-    x = x.tril() if causal else x
-    found = _diagonal_sums(x, causal).numpy()
-    reach = range(7) if causal else range(-6, 7)
-    for index, offset in enumerate(reach):
-        expected = np.trace(x.numpy(), -offset, axis1=-2, axis2=-1)
-        np.testing.assert_allclose(found[..., index], expected, rtol=1e-6)
+@pytest.mark.parametrize("cached", [1, 200, 2**18])
+@pytest.mark.parametrize("kind", ["causal", "both ways", "window", "blind rows"])
+def test_sums_over_rows_are_those_of_the_whole(kind, cached, monkeypatch):
+    """However few rows are reduced at a time, against plain NumPy over the whole matrices."""
+    monkeypatch.setattr("lenprobe.reading._CACHED", cached)
+    n = 9
+    index = np.arange(n)
+    offset = index[:, None] - index
+    mask = {
+        "causal": offset >= 0,
+        "both ways": offset < n,
+        "window": (offset >= 0) & (offset < 4),
+        "blind rows": (offset >= 0) & (index[:, None] > 2) & (index > 1),
+    }[kind]
+    reading = drawn(mask)
+    sums = _Sums(reading)
+    for block in row_blocks(reading.visible, 6):
+        sums.add(block)
+    logits, pattern = reading.scores.numpy(), reading.pattern.numpy()
+    count = np.maximum(mask.sum(axis=1), 1)
+    centred = np.where(mask, logits, 0.0)
+    centred = np.where(mask, centred - centred.sum(-1, keepdims=True) / count[:, None], 0.0)
+    products = np.einsum("bhij,chij->hbc", centred, centred)
+    np.testing.assert_allclose(sums.products, products, atol=1e-12)
+    expected = np.concatenate([by_offset(centred), centred.sum(axis=-2)], axis=-1).swapaxes(0, 1)
+    np.testing.assert_allclose(sums.sums, expected, atol=1e-12)
+    free = pattern.mean(axis=0) * (mask.sum(axis=1) > 1)[:, None]
+    weight = np.concatenate([by_offset(free), free.sum(axis=-2)], axis=-1)
+    np.testing.assert_allclose(sums.weight, weight, atol=1e-12)
+    seen = mask.sum(axis=1) > 1
+    largest = np.where(mask, logits, -np.inf).argmax(axis=-1).swapaxes(0, 1)
+    largest[0, 0, -1] = -1  # the planted tie
+    np.testing.assert_array_equal(sums.choice.numpy()[:, :, seen], largest[:, :, seen])
+    common = np.where(mask, centred.mean(axis=0), -np.inf).argmax(axis=-1)
+    np.testing.assert_array_equal(sums.common.numpy()[:, seen], common[:, seen])
+
+
+def by_offset(x):
+    n = x.shape[-1]
+    diagonals = [np.trace(x, -o, axis1=-2, axis2=-1) for o in range(-(n - 1), n)]
+    return np.stack(diagonals, axis=-1)
+
+
+def drawn(mask):
+    """A reading of two sequences and three heads, in float64, with one tie."""
+    visible = torch.from_numpy(mask)
+    scores = torch.rand(2, 3, *mask.shape, dtype=torch.float64, generator=torch.manual_seed(0))
+    scores[0, 0, -1, -2:] = 2.0
+    scores.masked_fill_(~visible, -math.inf)
+    return LayerReading(
+        layer=0,
+        heads=(0, 1, 2),
+        scores=scores,
+        pattern=torch.softmax(scores, dim=-1).nan_to_num(nan=0.0),
+        visible=visible,
+        queries=None,
+        keys=None,
+        inputs=torch.zeros(2, len(mask), 1),
+        geometry=Geometry(rotation=None, scale=1.0),
+        self_check=0.0,
+    )
 
 
 def test_swap_scores_on_request():

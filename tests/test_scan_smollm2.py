@@ -6,6 +6,7 @@ import torch
 from scipy import stats
 from test_pretrained import HOSTS, weights
 
+import lenprobe.bench_scan as bench
 from lenprobe import ablated, scan
 from lenprobe.hosts import host_of
 from lenprobe.pretrained import smollm2
@@ -114,3 +115,21 @@ def test_ablating_the_most_positional_heads_hurts_more(model, found, text, recor
     record_property("copying", [copying, own_copying, [each[1] for each in rest]])
     assert own_loss - loss > max(each[0] for each in rest) - loss
     assert copying - own_copying > copying - min(each[1] for each in rest)
+
+
+def test_the_bench_of_a_scan(monkeypatch):
+    """Too short for its ratios to say anything; all three peers run and are compared."""
+    monkeypatch.setattr(bench, "LENGTH", 16)
+    monkeypatch.setattr(bench, "BATCH", 2)
+    found = bench.bench_scan(repeats=1)
+    time, memory = found.ratios
+    assert time == found.scan["seconds"] / found.plain["seconds"] > 0 and memory > 0
+    assert found.holds == (time <= 1.3 and memory <= 1.15)
+    assert found.summary().endswith("holds" if found.holds else "does not hold")
+    with (
+        pytest.raises(RuntimeError, match=r"(?s)times 'nothing' ended:.*KeyError"),
+        bench._peer("nothing") as turn,
+    ):
+        turn()
+    with pytest.raises(ValueError, match="repeats=0 times nothing"):
+        bench.bench_scan(repeats=0)

@@ -7,7 +7,7 @@ and the reading recomputes the logits from q and k. Positions are shifted by ``p
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ _SCALES = ("scaling", "softmax_scale", "inv_norm_factor", "scale_attn")
 
 class BridgeHost(Host):
     """A TransformerBridge over a Hugging Face model."""
+
+    _verified: tuple[int, Tensor, Tensor, Rotation] | None = None
+    """First position, tables and rotation of the layer read last."""
 
     @property
     def name(self) -> str:
@@ -82,6 +85,11 @@ class BridgeHost(Host):
         if "cos" not in kept:  # no rotary model, or a layer without positions (SmolLM3)
             return None
         cos, sin = kept["cos"][0], kept["sin"][0]
+        if self._verified is not None:  # most layers turn by the same tables
+            first, *tables, rotation = self._verified
+            same = all(torch.equal(*each) for each in zip((cos, sin), tables, strict=True))
+            if same and first == self.first_position:
+                return rotation
         adjacent = bool(getattr(self.cfg, "rotary_adjacent_pairs", False))
         magnitude = float(torch.hypot(cos[0, 0].double(), sin[0, 0].double()))
         where = f"{self.architecture} layer {layer}"
@@ -97,13 +105,21 @@ class BridgeHost(Host):
         first = self.first_position
         best = min(found, key=lambda each: table_error(_halves(each), cos, sin, first=first))
         verify_table(_halves(best), cos, sin, first=first, where=where)
+        self._verified = first, cos, sin, best
         return best
 
     def _frequencies(self, pairs: int) -> Iterator[np.ndarray]:
         """Every table of inverse frequencies that the model keeps."""
-        for name, buffer in self.model.original_model.named_buffers():
-            if name.endswith("inv_freq") and buffer.shape == (pairs,):
-                yield buffer.double().cpu().numpy()
+        for module in self._rotary_modules:
+            for name, buffer in module.named_buffers(recurse=False):
+                if name.endswith("inv_freq") and buffer.shape == (pairs,):
+                    yield buffer.double().cpu().numpy()
+
+    @cached_property
+    def _rotary_modules(self) -> list[nn.Module]:
+        """Found once, since it takes a walk over the whole model; what they hold may change."""
+        every = self.model.original_model.modules()
+        return [each for each in every if any(name.endswith("inv_freq") for name in each._buffers)]
 
     def window(self, layer: int) -> int | None:
         return getattr(self._source(layer), "sliding_window", None)
