@@ -57,18 +57,31 @@ class Contents:
         At offset 0 a query meets the key of its own position, so there is no variance.
         """
         mean, variance = np.empty((2, len(query), length))
-        step = max(1, _FLOATS // (len(key) * length))
+        keys = self.k[torch.from_numpy(key)]
+        held = len(key) if self.soft_cap is not None else keys.shape[1]
+        step = max(1, _FLOATS // (held * length))
         for start in range(0, len(query), step):
-            part = query[start : start + step]
-            products = torch.einsum(
-                "qod,kd->qok", self._turned(part, length), self.k[torch.from_numpy(key)]
-            )
-            logits = self._finished(rearrange(products.numpy(), "q o k -> q k o"))
-            mean[start : start + step] = logits.mean(axis=1)
-            variance[start : start + step] = logits.var(axis=1)
+            part = slice(start, start + step)
+            turned = self._turned(query[part], length)
+            mean[part], variance[part] = self._over_keys(turned, keys)
         mean[:, 0] = self.logits(query, query[:, None])[:, 0]
         variance[:, 0] = 0.0
         return mean, variance
+
+    def _over_keys(
+        self, turned: Float[Tensor, "query offset d_head"], keys: Float[Tensor, "content d_head"]
+    ) -> tuple[Float[np.ndarray, "query offset"], Float[np.ndarray, "query offset"]]:
+        """Mean and variance of the logits over the keys.
+
+        Without a cap these are ``⟨q, mean k⟩`` and ``⟨q, cov(k) q⟩``: no logit need be made.
+        """
+        if self.soft_cap is not None:
+            logits = self._finished(torch.einsum("qod,kd->qko", turned, keys).numpy())
+            return logits.mean(axis=1), logits.var(axis=1)
+        centre = keys.mean(dim=0)
+        spread = self.scale * (keys - centre) / len(keys) ** 0.5
+        variance = (turned @ (spread.T @ spread) * turned).sum(dim=-1)
+        return self._finished((turned @ centre).numpy()), variance.numpy()
 
     def _turned(self, query: Int[np.ndarray, " query"], length: int) -> Tensor:
         """The queries turned by each offset, which is to turn the keys back by it."""

@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,19 +31,22 @@ _LISTED = 64  # numbers of an array that as_dict lists
 _VERSIONED = ("lenprobe", "transformer-lens", "torch", "transformers", "numpy")
 
 
+@cache
+def _version(name: str) -> str:
+    """Looked up once: the search goes through everything installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def versions() -> dict[str, str]:
     """The versions of what produced a result, by distribution name.
 
     >>> sorted(versions())[0]
     'lenprobe'
     """
-    found = {}
-    for name in _VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {name: _version(name) for name in _VERSIONED}
 
 
 def tokens_hash(tokens: "torch.Tensor") -> str:

@@ -1,5 +1,6 @@
 """Dilution: laws against plain NumPy, the forecast against the model, bad input."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -70,10 +71,12 @@ def test_drawn_logits_are_those_of_the_model(name):
 
 
 @pytest.mark.bridge
-def test_moments_against_plain_loops():
+@pytest.mark.parametrize("soft_cap", [None, 0.02])
+def test_moments_against_plain_loops(soft_cap):
     model = build("rope")
     tokens = random_tokens(16, 4, 8, 0)
     contents = contents_of(host_of(model), read(model, tokens, 0, [0]), tokens)
+    contents = dataclasses.replace(contents, soft_cap=soft_cap)
     query, key = np.array([3, 20]), np.array([0, 7, 9, 30])
     mean, variance = contents.moments(query, key, 6)
     for a, q in enumerate(query):

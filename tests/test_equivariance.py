@@ -8,6 +8,7 @@ import tiny_models as tiny
 import torch
 
 from lenprobe import build, equivariance_of
+from lenprobe.hosts import cast, host_of, untouched
 from lenprobe.probes.equivariance import Equivariance, shift_error
 
 SHIFTS = [1, 64, 4096, 10**6]
@@ -82,6 +83,21 @@ def test_shift_error_against_plain_loops():
 
 
 @pytest.mark.bridge
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_shifted_tables_are_the_hosts_own_to_the_bit(dtype):
+    model = build("rope")
+    host, attn = host_of(model), model.blocks[0].attn
+    with untouched(model), cast(model, dtype):
+        for shift in (3, 1000, 3):
+            with host.shifted(shift, 8, exact=False):
+                swapped = attn.rotary_sin, attn.rotary_cos
+            own = attn.calculate_sin_cos_rotary(
+                model.cfg.rotary_dim, shift + 8, base=attn._rotary_base(), dtype=dtype
+            )
+            for table, expected in zip(swapped, own, strict=True):
+                assert table.dtype == dtype and torch.equal(table, expected[shift:])
+
+
 def test_weights_and_buffers_are_put_back():
     model = build("rope")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -274,7 +274,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices), torch.no_grad():
-            model.eval()
+            if any(module.training for module, *_ in kept):
+                model.eval()
             yield
     finally:
         for module, state, tables in kept:

@@ -23,6 +23,8 @@ class HookedHost(Host):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
+        self._rows: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        """Rows of the host's tables that shifts used; a far one takes a long table to make."""
         spec = spec_of(model)
         self.encoding = None if spec is None else spec.encoding
         if spec is not None:
@@ -153,9 +155,24 @@ class HookedHost(Host):
                     cos, sin = rotation.table(positions, self.dtype)
                     made[key] = rotation.host_layout(sin), rotation.host_layout(cos)
                 else:
-                    sin, cos = self._host_table(layer, shift + length, self.dtype)
-                    made[key] = sin[shift:].clone(), cos[shift:].clone()
+                    made[key] = self._host_rows(layer, shift, length)
             attn._buffers["rotary_sin"], attn._buffers["rotary_cos"] = made[key]
+
+    def _host_rows(self, layer: int, shift: int, length: int) -> tuple[Tensor, Tensor]:
+        """Rows shift .. shift + length − 1 of the layer's own tables, in the model's dtype.
+
+        The host computes half precision in float32 and rounds last (YaRN's factor aside), so one
+        table serves all of these.
+        """
+        attn: Any = self.attn(layer)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        made_in = self.dtype if self.cfg.use_yarn_rope else wide
+        key = float(attn._rotary_base()), attn.attn_type, shift, length, made_in
+        if key not in self._rows:
+            sin, cos = self._host_table(layer, shift + length, made_in)
+            self._rows[key] = sin[shift:].clone(), cos[shift:].clone()
+        sin, cos = self._rows[key]
+        return sin.to(self.dtype), cos.to(self.dtype)
 
     def _position_rows(self, shift: int, length: int) -> Tensor:
         if self.encoding is not None:
