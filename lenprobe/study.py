@@ -98,7 +98,7 @@ def study(
 
     Args:
         out: the folder, made if missing.
-        quick: a smaller grid and fewer seeds, under five minutes on two cores; the whole takes
+        quick: a smaller grid and fewer seeds, four to six minutes on two cores; the whole takes
             about an hour.
         effort: how much is trained, in place of ``quick``.
         jobs: processes of the grid; one a core by default.
