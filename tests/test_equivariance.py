@@ -82,7 +82,6 @@ def test_shift_error_against_plain_loops():
     assert shift_error(*masked) == pytest.approx(largest / spread, rel=1e-12)
 
 
-@pytest.mark.bridge
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_shifted_tables_are_the_hosts_own_to_the_bit(dtype):
     model = build("rope")
@@ -98,6 +97,7 @@ def test_shifted_tables_are_the_hosts_own_to_the_bit(dtype):
                 assert table.dtype == dtype and torch.equal(table, expected[shift:])
 
 
+@pytest.mark.bridge
 def test_weights_and_buffers_are_put_back():
     model = build("rope")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
